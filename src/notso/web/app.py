@@ -493,7 +493,7 @@ async def _page_with_draft(request: Request, services: ChatServices, problem: Pr
         view = await read_shown_if_any(services, owner, chat_id)
         if chat_id and view is None:
             return None
-        return await views.render_chat_page(request, services, owner, view, problem=problem)
+        return await views.render_chat_page(views.PageRequest(request, services, owner), view, problem=problem)
     except StorageError:
         return None
 

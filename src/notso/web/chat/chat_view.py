@@ -7,6 +7,7 @@ regenerated answers has several. The feed notifies open pages of changes, and a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from notso.web.chat.services import ChatServices
 from notso.web.store.protocol import Chat, ChatDefaults, ShownChat, ShownMessage, StoredMessage, TurnAccepted
@@ -19,6 +20,16 @@ NEWEST_MESSAGES = 40
 """Number of messages shown when a chat page opens; older ones are loaded when the user scrolls up."""
 USUAL_MOST_CHARACTERS = 1 << 23
 """Prompt size limit in characters while no model is loaded: enough for 65,536 tokens of 128 characters."""
+
+
+T = TypeVar("T")
+
+
+def require(found: T | None, sentence: str = "", status: int = 404) -> T:
+    """Return `found`. Raises Problem if it is None or False."""
+    if found is None or found is False:
+        raise Problem(status, sentence or words["error_unknown_page"])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +94,7 @@ async def read_branch(services: ChatServices, owner: str, chat_id: str, last: st
     last: a message id; '' for an empty branch; None for the branch chosen on the page. Raises Problem: 404 for an
     unknown chat, 409 if the message is not in the chat.
     """
-    view = await read_branch_if_any(services, owner, chat_id, last)
-    if view is None:
-        raise Problem(404, words["error_unknown_chat"])
+    view = require(await read_branch_if_any(services, owner, chat_id, last), words["error_unknown_chat"])
     if last and not view.line:
         raise Problem(409, words["error_moved"], moved=True)
     return view
@@ -144,9 +153,7 @@ async def read_shown(
     Raises Problem (404).
     """
     view = await read_shown_if_any(services, owner, chat_id, through=through, first=first, limit=limit)
-    if view is None:
-        raise Problem(404, words["error_unknown_chat"])
-    return view
+    return require(view, words["error_unknown_chat"])
 
 
 async def read_shown_if_any(
@@ -171,9 +178,7 @@ async def read_earlier(services: ChatServices, owner: str, chat_id: str, message
     revision = services.feed.revision
     is_valid = is_id(chat_id) and is_id(message_id)
     found = await services.shared.store.shown_before(owner, chat_id, message_id, NEWEST_MESSAGES) if is_valid else None
-    if found is None:
-        raise Problem(404, words["error_unknown_page"])
-    return _to_view(found, revision)
+    return _to_view(require(found), revision)
 
 
 def _to_view(found: ShownChat, revision: str) -> ShownView:

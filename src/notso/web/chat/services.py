@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from notso.web.chat.html_cache import HtmlCache
 from notso.web.chat.library import LibraryWorker
@@ -69,6 +69,3 @@ def engine_and_registry(services: ChatServices) -> tuple[EngineHost, ModelRegist
 
 def chat_services(request: Request) -> ChatServices:
     return cast(ChatServices, request.app.state.chat)
-
-
-Services = Annotated[ChatServices, Depends(chat_services)]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import ChatView, ShownView, read_shown, read_turn
-from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.chat_view import ChatView, ShownView, read_shown, read_turn, require
+from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
+from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
-from notso.web.store.protocol import Chat, ChatDefaults, ShownMessage, StoredMessage, TurnAccepted
+from notso.web.store.protocol import Chat, ChatDefaults, ChatStore, ShownMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import merge_settings
 from notso.web.turns.status_line import TurnStats, stats_from_message
 from notso.web.values.durations import current_ms
@@ -31,14 +32,67 @@ LISTED_CHATS, MOST_LISTED = 100, 1000
 STARTS = ("explain", "rewrite", "plan", "code")
 """Names of the prompt templates offered in a new chat."""
 
-Owner = Annotated[str, Depends(owner_of)]
 View = TypeVar("View", ChatView, ShownView)
 
 
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    request: Request
+    services: ChatServices
+    owner: str
+
+    @property
+    def store(self) -> ChatStore:
+        return self.services.shared.store
+
+    @property
+    def is_fragment(self) -> bool:
+        return is_fragment(self.request)
+
+    @property
+    def tab(self) -> str:
+        tab = self.request.headers.get("x-tab", "")
+        return tab if is_id(tab) else ""
+
+    def announce(self, chat_id: str, *, turns: bool = False) -> None:
+        """Notify other tabs of a change to a chat. `turns`: whether messages changed, too."""
+        self.services.feed.announce(self.owner, chat_id, self.tab, turns=turns)
+
+    async def respond(self, template: str, status: int = 200, **context: Any) -> Response:
+        return await self.services.pages.respond(self.request, template, status, **context)
+
+    async def respond_with_sidebar(
+        self, template: str, status: int = 200, *, chat: Chat | None = None, **context: Any
+    ) -> Response:
+        return await self.respond(template, status, **await _sidebar_context(self, chat) | context)
+
+    def done(self, address: str) -> Response:
+        """Return an empty response; without htmx, redirect to `address`."""
+        return Response(status_code=204) if self.is_fragment else RedirectResponse(address, 303)
+
+    def redirect(self, address: str) -> Response:
+        if self.is_fragment:
+            return Response(status_code=204, headers={"HX-Redirect": address})
+        return RedirectResponse(address, 303)
+
+
+async def page_request(request: Request) -> PageRequest:
+    return PageRequest(request, chat_services(request), owner_of(request))
+
+
+Page = Annotated[PageRequest, Depends(page_request)]
+
+
+async def _fields(page: Page) -> dict[str, str]:
+    return await read_form(page.request)
+
+
+Fields = Annotated[dict[str, str], Depends(_fields)]
+"""The fields of the request's form. Raises the errors of `read_form`."""
+
+
 async def render_chat_page(
-    request: Request,
-    services: ChatServices,
-    owner: str,
+    page: PageRequest,
     view: ShownView | None,
     *,
     problem: Problem | None = None,
@@ -49,16 +103,16 @@ async def render_chat_page(
     toast: dict[str, str] | None = None,
 ) -> Response:
     """Render the page of a chat, or of a new chat in `project`."""
+    services = page.services
     # Read the revision before the data, so that the page is notified of changes that occur while the data is loaded.
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
-    base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
+    base = view.base if view is not None else await page.store.chat_base(page.owner, project)
     settings = view.settings if view is not None else merge_settings(base.defaults)
     path = await services.html_cache.path(
-        owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
+        page.owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
     )
-    return await services.pages.respond(
-        request,
+    return await page.respond(
         "chat.html",
         problem.status if problem else 200,
         **composer_context(services, chat, path),
@@ -68,8 +122,8 @@ async def render_chat_page(
         thinking=chat is None or chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
         raw_user_messages=settings.raw_user_messages,
-        **await list_context(services, owner, chat),
-        prompts=await services.shared.store.prompts(owner),
+        **await list_context(page, chat),
+        prompts=await page.store.prompts(page.owner),
         chosen_documents=documents,
         project=base.project,
         temporary=chat.temporary if chat is not None else temporary,
@@ -84,26 +138,19 @@ async def render_chat_page(
     )
 
 
-async def render_turns(
-    request: Request,
-    services: ChatServices,
-    owner: str,
-    view: ShownView,
-    *,
-    toast: dict[str, str] | None = None,
-) -> Response:
+async def render_turns(page: PageRequest, view: ShownView, *, toast: dict[str, str] | None = None) -> Response:
     """Render the shown branch; without htmx, redirect to the chat's page."""
     chat, raw = view.chat, view.settings.raw_user_messages
-    if not is_fragment(request):
+    if not page.is_fragment:
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path = await services.html_cache.path(owner, view.path, user_messages=not raw)
-    return await services.pages.respond(
-        request,
+    path = await page.services.html_cache.path(page.owner, view.path, user_messages=not raw)
+    return await page.respond(
         "_turns.html",
-        **sync_context(request, view.revision),
-        **composer_context(services, chat, path),
-        **status_context(services, view),
+        tab=page.tab,
+        revision=view.revision,
+        **composer_context(page.services, chat, path),
+        **status_context(page.services, view),
         raw_user_messages=raw,
         path=path,
         earlier=view.earlier,
@@ -112,76 +159,52 @@ async def render_turns(
 
 
 async def render_branch(
-    request: Request,
-    services: ChatServices,
-    owner: str,
-    chat_id: str,
-    *,
-    through: str | None = None,
-    toast: dict[str, str] | None = None,
+    page: PageRequest, chat_id: str, *, through: str | None = None, toast: dict[str, str] | None = None
 ) -> Response:
     """Announce a change to a chat, and render the branch that contains `through` (None: the chosen branch)."""
-    view = await read_shown(services, owner, chat_id, through=through, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, announce(request, services, owner, view), toast=toast)
+    view = await read_shown(page.services, page.owner, chat_id, through=through, first=oldest_shown_id(page))
+    return await render_turns(page, announce(page, view), toast=toast)
 
 
-async def render_new_turn(
-    request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
-) -> Response:
+async def render_new_turn(page: PageRequest, view: ChatView, accepted: TurnAccepted) -> Response:
     """Announce a new turn, and render its branch."""
-    view = announce(request, services, owner, view)
-    shown = await read_turn(services, owner, accepted, first=oldest_shown_id(request))
-    return await render_turns(request, services, owner, replace(shown, revision=view.revision))
+    view = announce(page, view)
+    shown = await read_turn(page.services, page.owner, accepted, first=oldest_shown_id(page))
+    return await render_turns(page, replace(shown, revision=view.revision))
 
 
 async def render_turn(
-    request: Request,
-    services: ChatServices,
-    owner: str,
-    view: ShownView,
-    shown: list[ShownMessage],
-    *,
-    finished: bool,
-    after: str = "",
+    page: PageRequest, view: ShownView, shown: list[ShownMessage], *, finished: bool, after: str = ""
 ) -> Response:
     """Render some messages and the message input. finished: whether the messages' stream has ended.
 
     after: the feed revision that the page has already received.
     """
     raw = view.settings.raw_user_messages
-    return await services.pages.respond(
-        request,
+    return await page.respond(
         "_turn.html",
-        **sync_context(request, after or view.revision),
-        **composer_context(services, view.chat, view.path),
-        **status_context(services, view),
+        tab=page.tab,
+        revision=after or view.revision,
+        **composer_context(page.services, view.chat, view.path),
+        **status_context(page.services, view),
         raw_user_messages=raw,
-        path=await services.html_cache.path(owner, shown, user_messages=not raw),
+        path=await page.services.html_cache.path(page.owner, shown, user_messages=not raw),
         finished=finished,
     )
 
 
 async def render_page(
-    request: Request,
-    services: ChatServices,
-    owner: str,
-    name: str,
-    status: int = 200,
-    *,
-    chat: Chat | None = None,
-    **context: Any,
+    page: PageRequest, name: str, status: int = 200, *, chat: Chat | None = None, **context: Any
 ) -> Response:
     """Render the template `name` with the sidebar or, for htmx, only the fragment `f"_{name}"`."""
-    if is_fragment(request):
-        return await services.pages.respond(request, f"_{name}", status, chat=chat, **context)
-    return await services.pages.respond(
-        request, name, status, **await sidebar_context(services, owner, chat), **context
-    )
+    if page.is_fragment:
+        return await page.respond(f"_{name}", status, chat=chat, **context)
+    return await page.respond_with_sidebar(name, status, chat=chat, **context)
 
 
-def oldest_shown_id(request: Request) -> str | None:
+def oldest_shown_id(page: PageRequest) -> str | None:
     # Returns the id of the oldest message on the page that sent the request.
-    first = request.headers.get("x-from", "")
+    first = page.request.headers.get("x-from", "")
     return first if is_id(first) else None
 
 
@@ -189,40 +212,38 @@ def parse_count(text: str, default: int) -> int:
     return int(text) if text.isdecimal() and len(text) < 9 else default
 
 
-async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
+async def list_context(page: PageRequest, chat: Chat | None, count: str = "") -> dict[str, Any]:
     """Return the sidebar's chats with their marks, and how many chats other than `chat` need attention."""
     limit = min(max(parse_count(count, LISTED_CHATS), LISTED_CHATS), MOST_LISTED)
-    found = await services.shared.store.chat_list(owner, limit)
-    libraries = await services.shared.store.documents.libraries(owner)
-    marks: dict[str, str] = {each.id: "unread" for each in found.chats if each.unread} | dict(services.turns.marks)
+    found = await page.store.chat_list(page.owner, limit)
+    libraries = await page.store.documents.libraries(page.owner)
+    unread = {each.id: "unread" for each in found.chats if each.unread}
+    marks: dict[str, str] = unread | dict(page.services.turns.marks)
     if chat is not None and marks.get(chat.id) == "unread":
         del marks[chat.id]
     others = [each for each in found.chats if chat is None or each.id != chat.id]
     news = sum(marks.get(each.id) in ("unread", "asking") for each in others)
-    news += found.unread - sum(each.unread for each in found.chats)
+    news += found.unread - len(unread)
     more = min(limit + LISTED_CHATS, MOST_LISTED) if found.has_more else 0
     listed = {"chats": found.chats, "marks": marks, "news": news, "listed": limit, "more": more}
     return listed | {"projects": [each for each in libraries if each.is_project]}
 
 
-async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None = None) -> dict[str, Any]:
-    """Return the sidebar's context, or an empty one if the store fails."""
+async def _sidebar_context(page: PageRequest, chat: Chat | None) -> dict[str, Any]:
+    # Returns an empty context if the store fails.
     try:
-        return await list_context(services, owner, chat) | {"chat": chat}
+        return await list_context(page, chat) | {"chat": chat}
     except StorageError:
-        return dict.fromkeys(("chats", "projects"), ()) | {"marks": {}, "news": 0, "listed": 0, "more": 0, "chat": chat}
+        return {"chats": (), "projects": (), "marks": {}, "news": 0, "listed": 0, "more": 0, "chat": chat}
 
 
-def sync_context(request: Request, revision: str) -> dict[str, Any]:
-    return {"tab": request_tab(request), "revision": revision}
-
-
-def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
+def announce(page: PageRequest, view: View) -> View:
     """Notify other tabs of a change, and advance the view's revision."""
     # If there was a concurrent change, keep the old revision, so that this tab is also notified of that change.
-    is_current = services.feed.revision == view.revision
-    services.feed.announce(owner, view.chat.id, request_tab(request))
-    return replace(view, revision=services.feed.revision) if is_current else view
+    feed = page.services.feed
+    is_current = feed.revision == view.revision
+    page.announce(view.chat.id, turns=True)
+    return replace(view, revision=feed.revision) if is_current else view
 
 
 def _just_ended(path: list[ShownMessage]) -> bool:
@@ -282,76 +303,64 @@ def details_context(services: ChatServices, path: list[ShownMessage]) -> dict[st
     }
 
 
-def done_response(request: Request, address: str) -> Response:
-    return Response(status_code=204) if is_fragment(request) else RedirectResponse(address, 303)
-
-
-def redirect_to(request: Request, address: str) -> Response:
-    if is_fragment(request):
-        return Response(status_code=204, headers={"HX-Redirect": address})
-    return RedirectResponse(address, 303)
-
-
-def request_tab(request: Request) -> str:
-    tab = request.headers.get("x-tab", "")
-    return tab if is_id(tab) else ""
-
-
-def last_shown_id(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
+def last_shown_id(page: PageRequest, fields: Mapping[str, str] | None = None) -> str | None:
     """Return the id of the last message on the page: '' for an empty page, None if not sent. Raises Problem (400)."""
-    last = request.headers.get("x-last", (fields or {}).get("last"))
+    last = page.request.headers.get("x-last", (fields or {}).get("last"))
     if last and not is_id(last):
         raise Problem(400, words["error_form"])
     return last
 
 
-async def find_chat(services: ChatServices, owner: str, chat_id: str) -> Chat:
-    """Return a chat. Raises Problem (404)."""
-    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
-    if chat is None:
-        raise Problem(404, words["error_unknown_chat"])
-    return chat
+# The functions below look up what the path of a request names. They raise Problem (404).
 
 
-async def _named_chat(request: Request, services: Services, owner: Owner) -> Chat | None:
-    chat_id = request.path_params.get("chat_id")
-    return await find_chat(services, owner, chat_id) if chat_id is not None else None
+async def find_chat(page: Page, chat_id: str) -> Chat:
+    return require(await page.store.chat(page.owner, chat_id) if is_id(chat_id) else None, words["error_unknown_chat"])
+
+
+FoundChat = Annotated[Chat, Depends(find_chat)]
+
+
+async def _named_chat(page: Page) -> Chat | None:
+    chat_id = page.request.path_params.get("chat_id")
+    return await find_chat(page, chat_id) if chat_id is not None else None
 
 
 NamedChat = Annotated[Chat | None, Depends(_named_chat)]
-"""The chat named in the path, if any. Raises Problem (404)."""
+"""The chat named in the path, if any."""
 
 
-async def find_project(services: ChatServices, owner: str, project_id: str) -> Library:
-    """Return a project that the user may read. Raises Problem (404)."""
-    found = await services.shared.store.documents.libraries(owner) if is_id(project_id) else []
+async def find_project(page: Page, project_id: str) -> Library:
+    """Return a project that the user may read."""
+    found = await page.store.documents.libraries(page.owner) if is_id(project_id) else []
     project = next((each for each in found if each.id == project_id and each.is_project), None)
-    if project is None:
-        raise Problem(404, words["error_unknown_project"])
-    return project
+    return require(project, words["error_unknown_project"])
 
 
-async def find_own_project(services: ChatServices, owner: str, project_id: str) -> Library:
-    """Return a project that the user owns. Raises Problem: 404, or 403 if the user is only a member."""
-    project = await find_project(services, owner, project_id)
+async def find_own_project(page: Page, project_id: str) -> Library:
+    """Return a project that the user owns. Raises Problem (403) if the user is only a member."""
+    project = await find_project(page, project_id)
     if project.rights != "own":
         raise Problem(403, words["error_project_rights"])
     return project
 
 
-async def find_message(services: ChatServices, owner: str, chat_id: str, message_id: str) -> StoredMessage:
-    """Return a message of a chat. Raises Problem (404)."""
+FoundProject = Annotated[Library, Depends(find_project)]
+OwnProject = Annotated[Library, Depends(find_own_project)]
+
+
+async def find_message(page: Page, chat_id: str, message_id: str) -> StoredMessage:
     is_valid = is_id(chat_id) and is_id(message_id)
-    message = await services.shared.store.message(owner, chat_id, message_id) if is_valid else None
-    if message is None:
-        raise Problem(404, words["error_unknown_page"])
-    return message
+    return require(await page.store.message(page.owner, chat_id, message_id) if is_valid else None)
 
 
-async def find_generation(services: ChatServices, owner: str, generation_id: str) -> StoredMessage:
-    """Return the answer with this generation id. Raises Problem (404)."""
+FoundMessage = Annotated[StoredMessage, Depends(find_message)]
+
+
+async def find_generation(page: Page, generation_id: str) -> StoredMessage:
+    """Return the answer with this generation id."""
     is_valid = is_generation_id(generation_id)
-    message = await services.shared.store.generation(owner, generation_id) if is_valid else None
-    if message is None:
-        raise Problem(404, words["error_unknown_page"])
-    return message
+    return require(await page.store.generation(page.owner, generation_id) if is_valid else None)
+
+
+FoundGeneration = Annotated[StoredMessage, Depends(find_generation)]

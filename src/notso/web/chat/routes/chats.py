@@ -6,38 +6,33 @@ The page of all chats includes archived ones and offers actions on several chats
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import read_branch, read_branch_if_any, read_shown_if_any
-from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.chat_view import read_branch, read_branch_if_any, read_shown_if_any, require
+from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, follow_up_request
 from notso.web.chat.suggestions import MAX_TOKENS, REQUEST
-from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
-    Owner,
-    done_response,
-    find_chat,
+    Fields,
+    FoundChat,
+    Page,
+    PageRequest,
     last_shown_id,
     list_context,
     oldest_shown_id,
     parse_count,
-    redirect_to,
     render_branch,
     render_new_turn,
     render_page,
     render_turns,
-    request_tab,
-    sidebar_context,
-    sync_context,
 )
 from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.edge.forms import read_form
@@ -59,10 +54,8 @@ ACTIONS = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete
 
 @archive_router.get("/archive", dependencies=[GUARDED])
 async def show_archive(
-    request: Request,
-    services: Services,
-    owner: Owner,
-    page: str = "",
+    page: Page,
+    number: Annotated[str, Query(alias="page")] = "",
     sort: str = "",
     q: str = "",
     did: str = "",
@@ -72,91 +65,82 @@ async def show_archive(
     """Show a page of the list of all chats."""
     # After a redirect, `did`, `count` and `undo` describe the last action.
     toast = None
-    if did in ACTIONS and (number := parse_count(count, -1)) >= 0:
+    if did in ACTIONS and (done := parse_count(count, -1)) >= 0:
         undo_url = f"/archive/undo/{undo}" if is_generation_id(undo) else ""
-        toast = {"text": words[ACTIONS[did]].format(count=number), "undo_url": undo_url}
-    return await _page(request, services, owner, _Place(page, sort, q), toast=toast)
+        toast = {"text": words[ACTIONS[did]].format(count=done), "undo_url": undo_url}
+    return await _respond(page, _Place(number, sort, q), toast=toast)
 
 
 @archive_router.post("/archive", dependencies=[GUARDED])
-async def update_selected(request: Request, services: Services, owner: Owner) -> Response:
+async def update_selected(page: Page) -> Response:
     """Archive, unarchive or delete the selected chats."""
-    fields = await read_form(request, most=MOST_CHOSEN)
+    fields = await read_form(page.request, most=MOST_CHOSEN)
     action = fields.get("action", "")
     chosen = [name.removeprefix("chat-") for name in fields if name.startswith("chat-")]
     if action not in ACTIONS or not all(map(is_id, chosen)):
         raise Problem(400, words["error_form"])
+    place = _Place(fields.get("page", ""), fields.get("sort", ""), fields.get("filter", ""))
     if not chosen:
-        return await _page(request, services, owner, _place_from_form(fields), problem=words["archive_none"])
+        return await _respond(page, place, problem=words["archive_none"])
     done, undo = 0, None
     if action == "delete":
         for chat_id in chosen:
-            services.turns.stop_chat(owner, chat_id)
-        undo, done = await services.shared.store.trash_chats(owner, chosen)
+            page.services.turns.stop_chat(page.owner, chat_id)
+        undo, done = await page.store.trash_chats(page.owner, chosen)
     else:
         for chat_id in chosen:
-            done += await services.shared.store.update_chat(owner, chat_id, archived=action == "archive")
+            done += await page.store.update_chat(page.owner, chat_id, archived=action == "archive")
     for chat_id in chosen:
-        services.feed.announce(owner, chat_id, request_tab(request), turns=action == "delete")
-    place = _place_from_form(fields)
-    title = place.title[:MAX_FILTER_CHARACTERS]
+        page.announce(chat_id, turns=action == "delete")
     shown = {
-        "q": title,
+        "q": place.title[:MAX_FILTER_CHARACTERS],
         "sort": place.sort[:20],
         "page": place.page[:9],
         "did": action,
         "count": done,
         "undo": undo or "",
     }
-    return redirect_to(request, f"/archive?{urlencode(shown)}")
+    return page.redirect(f"/archive?{urlencode(shown)}")
 
 
 @archive_router.post("/archive/undo/{trash_id}", dependencies=[GUARDED])
-async def undo_selected(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
-    await read_form(request)
-    await _restore(services, owner, trash_id)
-    return redirect_to(request, "/archive")
+async def undo_selected(page: Page, _: Fields, trash_id: str) -> Response:
+    await _restore(page, trash_id)
+    return page.redirect("/archive")
 
 
 @archive_router.post("/chats/{chat_id}/archive", dependencies=[GUARDED])
-async def archive(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    chat = await find_chat(services, owner, chat_id)
-    current = (await read_form(request)).get("current", chat.id)
-    await services.shared.store.update_chat(owner, chat.id, archived=True)
-    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
-    return redirect_to(request, "/") if current == chat.id else done_response(request, "/")
+async def archive(page: Page, chat: FoundChat, fields: Fields) -> Response:
+    await page.store.update_chat(page.owner, chat.id, archived=True)
+    page.announce(chat.id)
+    return page.redirect("/") if fields.get("current", chat.id) == chat.id else page.done("/")
 
 
 class _Place(NamedTuple):
-    page: str = ""
-    sort: str = ""
-    title: str = ""
+    page: str
+    sort: str
+    title: str
 
 
-def _place_from_form(fields: Mapping[str, str]) -> _Place:
-    return _Place(fields.get("page", ""), fields.get("sort", ""), fields.get("filter", ""))
-
-
-async def _page(
-    request: Request,
-    services: ChatServices,
-    owner: str,
-    place: _Place,
-    *,
-    problem: str = "",
-    toast: dict[str, Any] | None = None,
+async def _respond(
+    page: PageRequest, place: _Place, *, problem: str = "", toast: dict[str, Any] | None = None
 ) -> Response:
     number = parse_count(place.page, 0)
     order: ChatOrder = place.sort if place.sort in ORDERS else "-used"  # type: ignore[assignment]
     title = place.title.strip()[:MAX_FILTER_CHARACTERS]
-    found, has_more = await services.shared.store.chat_rows(
-        owner, PAGE_CHATS, skip=number * PAGE_CHATS, order=order, title=title
+    rows, has_more = await page.store.chat_rows(
+        page.owner, PAGE_CHATS, skip=number * PAGE_CHATS, order=order, title=title
     )
-    sidebar = await sidebar_context(services, owner)
-    shown: dict[str, Any] = {"page": number, "sorted_by": order, "query": title, "has_more": has_more}
-    shown |= {"problem": problem, "toast": toast}
-    return await services.pages.respond(
-        request, "archive.html", 400 if problem else 200, **(sidebar | {"rows": found} | shown)
+    return await page.respond_with_sidebar(
+        "archive.html",
+        400 if problem else 200,
+        rows=rows,
+        page=number,
+        sorted_by=order,
+        query=title,
+        has_more=has_more,
+        problem=problem,
+        toast=toast,
     )
 
 
@@ -169,28 +153,23 @@ _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 
 
 @router.get("/chats", dependencies=[GUARDED])
-async def list_chats(
-    request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
-) -> Response:
+async def list_chats(page: Page, current: str = "", count: str = "") -> Response:
     """Show the first `count` chats in the sidebar. `current` is the id of the open chat."""
-    if not is_fragment(request):
+    if not page.is_fragment:
         return RedirectResponse("/", 303)
-    chat = await services.shared.store.chat(owner, current) if is_id(current) else None
-    listed = await list_context(services, owner, chat, count)
-    return await services.pages.respond(request, "_chat_list.html", **listed, chat=chat, part=True)
+    chat = await page.store.chat(page.owner, current) if is_id(current) else None
+    return await page.respond("_chat_list.html", **await list_context(page, chat, count), chat=chat, part=True)
 
 
 @router.get("/search", dependencies=[GUARDED])
-async def search(request: Request, services: Services, owner: Owner, q: str = "", count: str = "") -> Response:
+async def search(page: Page, q: str = "", count: str = "") -> Response:
     query = q[:MAX_QUERY_CHARACTERS]
     limit = min(parse_count(count, MAX_HITS), MOST_HITS)
-    found = await services.shared.store.search(owner, query, limit + 1)
+    found = await page.store.search(page.owner, query, limit + 1)
     shown = found[:limit]
     more = min(limit + 4 * MAX_HITS, MOST_HITS) if len(found) > limit and limit < MOST_HITS else 0
     return await render_page(
-        request,
-        services,
-        owner,
+        page,
         "search.html",
         groups=_group_by_chat(shown),
         query=query,
@@ -224,130 +203,119 @@ def _day(milliseconds: int) -> str:
 
 
 @router.get("/chats/{chat_id}/turns", dependencies=[GUARDED])
-async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def show_turns(page: Page, chat_id: str) -> Response:
     """Show a chat's messages again after a change in another tab."""
-    revision = services.feed.revision
-    view = await read_shown_if_any(services, owner, chat_id, first=oldest_shown_id(request))
+    revision = page.services.feed.revision
+    view = await read_shown_if_any(page.services, page.owner, chat_id, first=oldest_shown_id(page))
     if view is not None:
-        return await render_turns(request, services, owner, view)
-    if is_fragment(request):
-        gone: dict[str, Any] = {
-            "problem": words["error_unknown_chat"],
-            "answering": None,
-            "key": new_id(),
-            "last_user_message": "",
-        }
-        # The page keeps the chat's id, because undo in another tab may restore the chat.
-        gone |= sync_context(request, revision) | {"chat": {"id": chat_id}}
-        return await services.pages.respond(request, "_gone.html", 404, **gone)
-    raise Problem(404, words["error_unknown_chat"])
+        return await render_turns(page, view)
+    if not page.is_fragment:
+        raise Problem(404, words["error_unknown_chat"])
+    return await page.respond(
+        "_gone.html",
+        404,
+        problem=words["error_unknown_chat"],
+        answering=None,
+        key=new_id(),
+        last_user_message="",
+        tab=page.tab,
+        revision=revision,
+        chat={"id": chat_id},  # the page keeps the chat's id, because undo in another tab may restore the chat
+    )
 
 
 @router.post("/chats/{chat_id}/title", dependencies=[GUARDED])
-async def rename(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    chat = await find_chat(services, owner, chat_id)
-    title = " ".join((await read_form(request)).get("title", "").split())
+async def rename(page: Page, chat: FoundChat, fields: Fields) -> Response:
+    title = " ".join(fields.get("title", "").split())
     if not 1 <= len(title) <= MAX_TITLE_CHARACTERS:
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
-    await services.shared.store.update_chat(owner, chat.id, title=title)
-    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
-    return done_response(request, f"/chats/{chat.id}")
+    await page.store.update_chat(page.owner, chat.id, title=title)
+    page.announce(chat.id)
+    return page.done(f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/pin", dependencies=[GUARDED])
-async def pin(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    chat = await find_chat(services, owner, chat_id)
-    pinned = (await read_form(request)).get("pinned") == "on"
-    await services.shared.store.update_chat(owner, chat.id, pinned=pinned)
-    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
-    return done_response(request, f"/chats/{chat.id}")
+async def pin(page: Page, chat: FoundChat, fields: Fields) -> Response:
+    await page.store.update_chat(page.owner, chat.id, pinned=fields.get("pinned") == "on")
+    page.announce(chat.id)
+    return page.done(f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/keep", dependencies=[GUARDED])
-async def make_permanent(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    chat = await find_chat(services, owner, chat_id)
-    await read_form(request)
-    await services.shared.store.update_chat(owner, chat.id, temporary=False)
-    services.feed.announce(owner, chat.id, request_tab(request), turns=False)
-    return redirect_to(request, f"/chats/{chat.id}")
+async def make_permanent(page: Page, chat: FoundChat, _: Fields) -> Response:
+    await page.store.update_chat(page.owner, chat.id, temporary=False)
+    page.announce(chat.id)
+    return page.redirect(f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/delete", dependencies=[GUARDED])
-async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
     # The chat can be restored from the trash for a short time.
-    chat = await find_chat(services, owner, chat_id)
-    fields = await read_form(request)
     current = fields.get("current", chat.id)
-    services.turns.stop_chat(owner, chat.id)
-    trash_id = await services.shared.store.trash_chat(owner, chat.id)
-    if trash_id is None:
-        raise Problem(404, words["error_unknown_chat"])  # another tab has deleted it
-    services.feed.announce(owner, chat.id, request_tab(request))
-    if not is_fragment(request) or current == chat.id:
-        return redirect_to(request, f"/?undo={trash_id}")
-    shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # the open chat
-    listed = await list_context(services, owner, shown, fields.get("count", ""))
+    page.services.turns.stop_chat(page.owner, chat.id)
+    # In the meantime, another tab may have deleted the chat.
+    trash_id = require(await page.store.trash_chat(page.owner, chat.id), words["error_unknown_chat"])
+    page.announce(chat.id, turns=True)
+    if not page.is_fragment or current == chat.id:
+        return page.redirect(f"/?undo={trash_id}")
+    shown = await page.store.chat(page.owner, current) if is_id(current) else None  # the open chat
+    listed = await list_context(page, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
-    return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
+    return await page.respond("_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
 
 
 @router.post("/chats/{chat_id}/clear", dependencies=[GUARDED])
 @router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
-async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def clear(page: Page, chat: FoundChat, _: Fields) -> Response:
     """Delete a chat's messages; /reset also resets the chat's settings."""
-    chat = await find_chat(services, owner, chat_id)
-    await read_form(request)
-    services.turns.stop_chat(owner, chat.id)
-    reset = request.url.path.endswith("/reset")
-    trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
-    if trash_id is None:
-        raise Problem(404, words["error_unknown_chat"])
+    page.services.turns.stop_chat(page.owner, chat.id)
+    reset = page.request.url.path.endswith("/reset")
+    trash_id = require(await page.store.trash_messages(page.owner, chat.id, reset=reset), words["error_unknown_chat"])
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
-    return await render_branch(request, services, owner, chat_id, toast=toast)
+    return await render_branch(page, chat.id, toast=toast)
 
 
 @router.post("/undo/{trash_id}", dependencies=[GUARDED])
-async def undo(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
-    await read_form(request)
-    restored = await _restore(services, owner, trash_id)
-    return redirect_to(request, f"/chats/{restored[0]}")
+async def undo(page: Page, _: Fields, trash_id: str) -> Response:
+    restored = await _restore(page, trash_id)
+    return page.redirect(f"/chats/{restored[0]}")
 
 
-async def _restore(services: ChatServices, owner: str, trash_id: str) -> list[str]:
-    restored = await services.shared.store.restore(owner, trash_id) if is_generation_id(trash_id) else []
+async def _restore(page: PageRequest, trash_id: str) -> list[str]:
+    restored = await page.store.restore(page.owner, trash_id) if is_generation_id(trash_id) else []
     if not restored:
         raise Problem(404, words["error_too_late"])
     for chat_id in restored:
-        services.feed.announce(owner, chat_id, "")
+        page.services.feed.announce(page.owner, chat_id, "")
     return restored
 
 
 @router.post("/chats/{chat_id}/summarize", dependencies=[USES_MODEL])
-async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    fields = await read_form(request)
-    view = await read_branch(services, owner, chat_id, last_shown_id(request, fields))
-    accepted, view = await add_summary(services, owner, view, fields)
-    return await render_new_turn(request, services, owner, view, accepted)
+async def summarize(page: Page, fields: Fields, chat_id: str) -> Response:
+    view = await read_branch(page.services, page.owner, chat_id, last_shown_id(page, fields))
+    accepted, view = await add_summary(page.services, page.owner, view, fields)
+    return await render_new_turn(page, view, accepted)
 
 
 @router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])
-async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def suggestions(page: Page, chat_id: str) -> Response:
     # A missing branch is not an error: the chat may have been deleted or continued in the meantime.
-    view = await read_branch_if_any(services, owner, chat_id, last_shown_id(request))
+    services, nothing = page.services, Response(status_code=204)
+    view = await read_branch_if_any(services, page.owner, chat_id, last_shown_id(page))
     if view is None or not view.line or not view.settings.suggestions:
-        return Response(status_code=204)
+        return nothing
     last = view.line[-1]
     if last.role != "assistant" or last.state != "done" or last.kind != "turn":
-        return Response(status_code=204)
+        return nothing
     engine, choice = await engine_if_loaded(*engine_and_registry(services), view.settings.model)
     if engine is None:  # do not load a model only for suggestions
-        return Response(status_code=204)
+        return nothing
     params = replace(view.settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
-    build_request = partial(follow_up_request, services, owner, view, choice, REQUEST, params)
+    build_request = partial(follow_up_request, services, page.owner, view, choice, REQUEST, params)
     found = await services.suggestions.suggest(last, build_request)
     if not found:
-        return Response(status_code=204)
-    return await services.pages.respond(request, "_suggestions.html", found=found, chat=view.chat, last_id=last.id)
+        return nothing
+    return await page.respond("_suggestions.html", found=found, chat=view.chat, last_id=last.id)
 
 
 def _highlight(snippet: str) -> Markup:

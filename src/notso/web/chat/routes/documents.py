@@ -9,19 +9,17 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.documents.citations import MAX_QUOTE_CHARACTERS, revision_of
 from notso.documents.passages import page_at
 from notso.documents.reading import DocumentReader
 from notso.documents.values import UnreadableError, unreadable
+from notso.web.chat.chat_view import require
 from notso.web.chat.library import display_name
-from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, find_project, render_page, sidebar_context
+from notso.web.chat.views import Fields, Page, PageRequest, find_chat, find_project, render_page
 from notso.web.edge.access import GUARDED
-from notso.web.edge.forms import read_form
 from notso.web.store.documents import DEFAULT_LIBRARY, Library, StoredDocument
 from notso.web.turns.documents import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
 from notso.web.values.child_work import child_work
@@ -33,15 +31,13 @@ attachments_router = APIRouter()
 
 
 @attachments_router.post("/attachments", dependencies=[GUARDED])
-async def read_attachment(
-    request: Request, services: Services, owner: Owner, extension: Annotated[str, Query(max_length=10)] = ""
-) -> JSONResponse:
+async def read_attachment(page: Page, extension: Annotated[str, Query(max_length=10)] = "") -> JSONResponse:
     """Return the text of the document in the request body, or an error message."""
-    data = await request.body()
+    data, shared = await page.request.body(), page.services.shared
     try:
-        async with services.shared.documents.turn(owner):
+        async with shared.documents.turn(page.owner):
             document = await child_work(
-                lambda: DocumentReader(data, f"document.{extension}", services.shared.settings.unconfined_documents),
+                lambda: DocumentReader(data, f"document.{extension}", shared.settings.unconfined_documents),
                 DocumentReader.read,
             )
     except UnreadableError as error:
@@ -73,28 +69,25 @@ MAX_PAGE_CHARACTERS = 100_000
 
 @router.get("/documents", dependencies=[GUARDED])
 async def library_page(
-    request: Request,
-    services: Services,
-    owner: Owner,
-    q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
-    chat: str = "",
+    page: Page, q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "", chat: str = ""
 ) -> Response:
     """Show the accessible documents that belong to no project, or search all accessible documents for `q`."""
     # Selected documents are attached to a question in the chat with the id `chat`, or in a new chat.
-    context = await documents_context(services, owner)
-    context |= {
-        "query": q,
-        "hits": await services.shared.store.documents.search(owner, q, SHOWN_HITS) if q.strip() else [],
-        "asking": (await find_chat(services, owner, chat)).id if chat else "",
-    }
-    return await render_page(request, services, owner, "documents.html", **context)
+    return await render_page(
+        page,
+        "documents.html",
+        **await documents_context(page),
+        query=q,
+        hits=await page.store.documents.search(page.owner, q, SHOWN_HITS) if q.strip() else [],
+        asking=(await find_chat(page, chat)).id if chat else "",
+    )
 
 
-async def documents_context(services: ChatServices, owner: str, project: Library | None = None) -> dict[str, Any]:
-    store = services.shared.store.documents
-    libraries = [project] if project is not None else await store.libraries(owner)
+async def documents_context(page: PageRequest, project: Library | None = None) -> dict[str, Any]:
+    store = page.store.documents
+    libraries = [project] if project is not None else await store.libraries(page.owner)
     shown = {each.id for each in libraries if project is not None or not each.is_project}
-    found = await store.documents(owner, project.id if project is not None else None)
+    found = await store.documents(page.owner, project.id if project is not None else None)
     documents = [each for each in found if each.library_id in shown]
     return {
         "documents": documents,
@@ -108,60 +101,59 @@ async def documents_context(services: ChatServices, owner: str, project: Library
 
 
 @router.post("/documents", dependencies=[GUARDED])
-async def upload(
-    request: Request,
-    services: Services,
-    owner: Owner,
-    name: Annotated[str, Query(max_length=1000)] = "",
-    library: str = "",
-) -> JSONResponse:
+async def upload(page: Page, name: Annotated[str, Query(max_length=1000)] = "", library: str = "") -> JSONResponse:
     """Store the file in the request body and queue it for parsing. Each library stores identical content once.
 
     library: id of a project, or empty for the user's own documents.
     """
-    project = await find_project(services, owner, library) if library else None
+    project = await find_project(page, library) if library else None
     if project is not None and project.rights == "read":
         raise Problem(403, words["error_project_rights"])
-    data = await request.body()
+    data, store = await page.request.body(), page.store.documents
     if not data:
-        return JSONResponse({"problem": words["document_empty"]}, 422)
+        return _problem(422, words["document_empty"])
     try:
-        target = project or await services.shared.store.documents.library(owner, DEFAULT_LIBRARY)
-        document = await services.shared.store.documents.add(
-            owner, target.id, display_name(name.replace("\\", "/").rpartition("/")[2]), data
-        )
+        target = project or await store.library(page.owner, DEFAULT_LIBRARY)
+        shown_name = display_name(name.replace("\\", "/").rpartition("/")[2])
+        document = await store.add(page.owner, target.id, shown_name, data)
     except StorageError as error:
-        return JSONResponse({"problem": translated(error)}, 507)
-    services.library.wake()
+        return _problem(507, translated(error))
+    page.services.library.wake()
     return JSONResponse(_state(document), 201)
 
 
+async def _find_document(page: Page, document_id: str) -> StoredDocument:
+    found = await page.store.documents.some(page.owner, [document_id]) if is_id(document_id) else []
+    return require(next(iter(found), None), words["document_unknown"])
+
+
+FoundDocument = Annotated[StoredDocument, Depends(_find_document)]
+
+
 @router.get("/documents/{document_id}/state", dependencies=[GUARDED])
-async def state(services: Services, owner: Owner, document_id: str) -> JSONResponse:
-    return JSONResponse(_state(await _require_document(services, owner, document_id)))
+async def state(document: FoundDocument) -> JSONResponse:
+    return JSONResponse(_state(document))
 
 
 @router.get("/documents/{document_id}", dependencies=[GUARDED])
 async def show_document(
-    request: Request,
-    services: Services,
-    owner: Owner,
+    page: Page,
     document_id: str,
-    page: int = 1,
+    number: Annotated[int, Query(alias="page")] = 1,
     at: int = -1,
     end: int = -1,
     revision: str = "",
 ) -> Response:
     """Show the text of page number `page`, or of the page that contains the character with index `at`."""
     # The characters from `at` to `end` are highlighted if the document still has the given `revision`.
-    document = await _require_document(services, owner, document_id)
-    text = await services.shared.store.documents.text(owner, document.id)
+    document = await _find_document(page, document_id)
+    text = await page.store.documents.text(page.owner, document.id)
     before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()
     if at >= 0 and pages:
-        page = page_at(pages, at)
-    page = min(max(1, page), max(1, len(pages)))
+        number = page_at(pages, at)
+    number = min(max(1, number), max(1, len(pages)))
     if text is not None:
-        begin, last = text.pages[page - 1], text.pages[page] if page < len(pages) else len(text.text)
+        begin, last = text.pages[number - 1], text.pages[number] if number < len(pages) else len(text.text)
         if begin <= at < min(end, last + MAX_QUOTE_CHARACTERS) and revision == revision_of(text.text):
             before, quoted = text.text[max(begin, at - MAX_PAGE_CHARACTERS // 2) : at].lstrip(), text.text[at:end]
             begin, last = end, max(end, last)
@@ -169,73 +161,65 @@ async def show_document(
     context: dict[str, Any] = {
         "document": document,
         "facts": describe_document(document),
-        "page": page,
+        "page": number,
         "pages": len(pages),
         "before": before,
         "quoted": quoted,
         "text": shown[:MAX_PAGE_CHARACTERS],
         "is_cut": len(shown) > MAX_PAGE_CHARACTERS,
     }
-    if is_fragment(request):
-        return await services.pages.respond(request, "_document.html", part=True, **context)
-    context["list_address"] = await _list_url(services, owner, document_id)
-    return await services.pages.respond(request, "document.html", **await sidebar_context(services, owner), **context)
+    if page.is_fragment:
+        return await page.respond("_document.html", part=True, **context)
+    return await page.respond_with_sidebar("document.html", list_address=await _list_url(page, document), **context)
 
 
 @router.get("/documents/{document_id}/file", dependencies=[GUARDED])
-async def download(services: Services, owner: Owner, document_id: str) -> Response:
-    document = await _require_document(services, owner, document_id)
+async def download(page: Page, document: FoundDocument) -> Response:
     name = quote(document.name.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
-    content = await services.shared.store.documents.content(owner, document.id)
+    content = await page.store.documents.content(page.owner, document.id)
     return Response(content, headers=headers, media_type="application/octet-stream")
 
 
 @router.get("/documents/{document_id}/pages/{page}/image", dependencies=[GUARDED])
-async def page_image(services: Services, owner: Owner, document_id: str, page: int) -> Response:
-    document = await _require_document(services, owner, document_id)
-    if document.state != "ready" or document.kind != "PDF" or not 1 <= page <= document.pages:
+async def page_image(page: Page, document_id: str, number: Annotated[int, Path(alias="page")]) -> Response:
+    document = await _find_document(page, document_id)
+    if document.state != "ready" or document.kind != "PDF" or not 1 <= number <= document.pages:
         raise Problem(404, words["document_unknown"])
     try:
-        async with services.shared.documents.turn(owner):
-            image = await services.library.page_image(owner, document, page)
+        async with page.services.shared.documents.turn(page.owner):
+            image = await page.services.library.page_image(page.owner, document, number)
     except UnreadableError as error:
         raise Problem(422, words["document_failed"].format(name=document.name, reason=translated(error))) from error
     return Response(image, media_type="image/png")
 
 
 @router.post("/documents/{document_id}/retry", dependencies=[GUARDED])
-async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
+async def retry(page: Page, _: Fields, document: FoundDocument) -> Response:
     """Parse a document again after a failure."""
-    await read_form(request)
-    list_url = await _list_url(services, owner, document_id)
-    if not await services.shared.store.documents.retry(owner, document_id):
-        raise Problem(404, words["document_unknown"])
-    services.library.wake()
+    list_url = await _list_url(page, document)
+    require(await page.store.documents.retry(page.owner, document.id), words["document_unknown"])
+    page.services.library.wake()
     return RedirectResponse(list_url, 303)
 
 
 @router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
-async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
-    await read_form(request)
-    list_url = await _list_url(services, owner, document_id)
-    if not await services.shared.store.documents.delete(owner, document_id):
-        raise Problem(404, words["document_unknown"])
-    services.library.forget_images(document_id)
+async def delete(page: Page, _: Fields, document: FoundDocument) -> Response:
+    list_url = await _list_url(page, document)
+    require(await page.store.documents.delete(page.owner, document.id), words["document_unknown"])
+    page.services.library.forget_images(document.id)
     return RedirectResponse(list_url, 303)
 
 
-async def _list_url(services: ChatServices, owner: str, document_id: str) -> str:
-    # Raises Problem (404).
-    document = await _require_document(services, owner, document_id)
-    libraries = await services.shared.store.documents.libraries(owner)
+async def _list_url(page: PageRequest, document: StoredDocument) -> str:
+    libraries = await page.store.documents.libraries(page.owner)
     is_in_project = any(each.id == document.library_id and each.is_project for each in libraries)
     return f"/projects/{document.library_id}" if is_in_project else "/documents"
 
 
-async def load_chosen_documents(services: ChatServices, owner: str, ids: Sequence[str]) -> list[StoredDocument]:
+async def load_chosen_documents(page: PageRequest, ids: Sequence[str]) -> list[StoredDocument]:
     """Return the ready documents among `ids`, at most as many as can be attached to a question."""
-    found = await services.shared.store.documents.some(owner, [each for each in ids if is_id(each)][:MAX_ATTACHMENTS])
+    found = await page.store.documents.some(page.owner, [each for each in ids if is_id(each)][:MAX_ATTACHMENTS])
     return [each for each in found if each.state == "ready"]
 
 
@@ -254,10 +238,3 @@ def _state(document: StoredDocument) -> dict[str, str]:
         "problem": reason,
         "note": document.note,
     }
-
-
-async def _require_document(services: ChatServices, owner: str, document_id: str) -> StoredDocument:
-    found = await services.shared.store.documents.some(owner, [document_id]) if is_id(document_id) else []
-    if not found:
-        raise Problem(404, words["document_unknown"])
-    return found[0]

@@ -6,15 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import official_files
-from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, redirect_to, sidebar_context, status_context
+from notso.web.chat.chat_view import require
+from notso.web.chat.services import ChatServices
+from notso.web.chat.views import Fields, Page, PageRequest, status_context
 from notso.web.edge.access import GUARDED, operator_only
-from notso.web.edge.forms import read_form
 from notso.web.engine.downloads import create_switch_callback
 from notso.web.engine.model_names import register_installed
 from notso.web.engine.models import Inventory, adapter_files, resolve_within, scan_models
@@ -27,47 +26,40 @@ router = APIRouter()
 
 
 @router.get("/models", dependencies=[GUARDED])
-async def models_page(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
+async def models_page(page: Page, chat: str = "") -> Response:
     """Show the models. After a model is loaded, the page returns to `chat` (an id, or "new"), if given."""
-    sidebar = await sidebar_context(services, owner)
-    context = await _context(services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
-    return await services.pages.respond(request, "models.html", **sidebar, **context)
+    context = await _context(page.services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
+    return await page.respond_with_sidebar("models.html", **context)
 
 
 @router.get("/models/download", dependencies=[GUARDED])
-async def show_download(request: Request, services: Services) -> Response:
+async def show_download(page: Page) -> Response:
     # The page polls this part while a model is downloaded or loaded.
-    if not is_fragment(request):
-        return RedirectResponse("/models", 303)
-    return await services.pages.respond(request, "_models.html", **await _context(services))
+    return await _respond(page)
 
 
 @router.post("/models/download", dependencies=[operator_only(audit="fetched a model")])
-async def begin_download(request: Request, services: Services) -> Response:
+async def begin_download(page: Page, fields: Fields) -> Response:
     """Start or resume a download. If the demo model is the default, the downloaded model replaces it."""
-    name = (await read_form(request)).get("name", "")
-    file = next((file for file in official_files() if file.name == name), None)
-    if file is None:
-        raise Problem(404, words["error_unknown_model"])
+    services, name = page.services, fields.get("name", "")
+    file = require(next((file for file in official_files() if file.name == name), None), words["error_unknown_model"])
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     on_complete = create_switch_callback(services.shared.engine, services.shared.model_registry, file)
-    if not services.downloads.start(file, on_complete):
-        raise Problem(409, words["error_downloading"])
-    return await models_response(request, services)
+    require(services.downloads.start(file, on_complete), words["error_downloading"], 409)
+    return await _respond(page)
 
 
 @router.post("/models/download/stop", dependencies=[operator_only()])
-async def stop_download(request: Request, services: Services) -> Response:
-    await read_form(request)
-    services.downloads.stop()
-    return await models_response(request, services)
+async def stop_download(page: Page, _: Fields) -> Response:
+    page.services.downloads.stop()
+    return await _respond(page)
 
 
 @router.post("/models/switch", dependencies=[operator_only(audit="switched the model")])
-async def switch_model(request: Request, services: Services) -> Response:
+async def switch_model(page: Page, fields: Fields) -> Response:
     """Make another model the default. Running answers continue; new ones wait for the model."""
-    fields = await read_form(request)
+    services = page.services
     host, registry = services.shared.engine, services.shared.model_registry
     name, inventory = fields.get("model", ""), await _inventory(services)
     chosen = inventory.find(name)
@@ -91,13 +83,13 @@ async def switch_model(request: Request, services: Services) -> Response:
     host.switch(register_installed(host, registry, chosen))
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
-    return redirect_to(request, address)
+    return page.redirect(address)
 
 
-async def models_response(request: Request, services: ChatServices) -> Response:
-    if not is_fragment(request):
+async def _respond(page: PageRequest) -> Response:
+    if not page.is_fragment:
         return RedirectResponse("/models", 303)
-    return await services.pages.respond(request, "_models.html", **await _context(services))
+    return await page.respond("_models.html", **await _context(page.services))
 
 
 async def _context(services: ChatServices) -> dict[str, Any]:
@@ -127,27 +119,26 @@ async def _inventory(services: ChatServices) -> Inventory:
 
 
 @router.post("/models/adapters/load", dependencies=[operator_only(audit="loaded an adapter")])
-async def load_adapter(request: Request, services: Services) -> Response:
+async def load_adapter(page: Page, fields: Fields) -> Response:
     """Load an adapter for the default model."""
-    fields = await read_form(request)
-    folder, file = services.shared.settings.adapter_dir, fields.get("file", "")
-    path = resolve_within(folder, file) if folder is not None and file else None
-    if path is None:
-        raise Problem(404, words["error_unknown_adapter"])
-    engine = services.shared.engine.engine
+    shared, file = page.services.shared, fields.get("file", "")
+    folder = shared.settings.adapter_dir
+    found = resolve_within(folder, file) if folder is not None and file else None
+    path = require(found, words["error_unknown_adapter"])
+    engine = shared.engine.engine
     if engine is None:
         raise Problem(503, words["error_loading"], retry_after_seconds=5)
     try:
         await asyncio.to_thread(engine.adapters.add, AdapterSource(fields.get("name", "").strip(), str(path)))
     except NotsoError as error:
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
-    return await models_response(request, services)
+    return await _respond(page)
 
 
 @router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
-async def unload_adapter(request: Request, services: Services) -> Response:
+async def unload_adapter(page: Page, fields: Fields) -> Response:
     """Unload an adapter. Running answers keep using it."""
-    name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine
+    name, engine = fields.get("name", ""), page.services.shared.engine.engine
     if engine is None or name not in engine.adapters.infos:
         raise Problem(404, words["error_unknown_adapter"])
     try:
@@ -156,4 +147,4 @@ async def unload_adapter(request: Request, services: Services) -> Response:
         if name not in engine.adapters.infos:  # removed in the meantime
             raise Problem(404, words["error_unknown_adapter"]) from error
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
-    return await models_response(request, services)
+    return await _respond(page)

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 from notso.web.chat.chat_view import (
@@ -24,27 +25,25 @@ from notso.web.chat.chat_view import (
     read_shown_if_any,
 )
 from notso.web.chat.routes.documents import load_chosen_documents
-from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import finish_if_lost, keep_draft, new_chat, submit_question
-from notso.web.chat.templates import is_fragment, reasoning_html
+from notso.web.chat.templates import reasoning_html
 from notso.web.chat.views import (
     STARTS,
-    Owner,
+    Fields,
+    FoundChat,
+    FoundGeneration,
+    Page,
+    PageRequest,
     announce,
     details_context,
-    done_response,
-    find_chat,
     find_generation,
     last_shown_id,
-    redirect_to,
     render_chat_page,
     render_turn,
-    request_tab,
     status_context,
 )
 from notso.web.edge.access import GUARDED, PUBLIC, USES_MODEL
 from notso.web.edge.assets import FOREVER, accepts_gzip
-from notso.web.edge.forms import read_form
 from notso.web.edge.limits import CountedStream
 from notso.web.store.protocol import MOST_SHOWN, Chat, StoredMessage
 from notso.web.turns.chat_settings import updated_settings
@@ -61,137 +60,116 @@ Chosen = Annotated[Sequence[str], Query(max_length=100)]
 
 
 @router.get("/static/{path:path}", dependencies=[PUBLIC])
-async def static_file(request: Request, services: Services, path: str) -> Response:
-    asset = services.assets.by_path.get(path)
+async def static_file(page: Page, path: str) -> Response:
+    asset = page.services.assets.by_path.get(path)
     if asset is None:
         return PlainTextResponse("Not found.\n", 404)
     # The address contains the file's digest, so the content at an address never changes.
     headers = {"Cache-Control": FOREVER, "Vary": "Accept-Encoding"}
-    if accepts_gzip(request.headers):
+    if accepts_gzip(page.request.headers):
         return Response(asset.packed, media_type=asset.media_type, headers=headers | {"Content-Encoding": "gzip"})
     return Response(asset.body, media_type=asset.media_type, headers=headers)
 
 
 @router.get("/", dependencies=[GUARDED])
 async def home(
-    request: Request,
-    services: Services,
-    owner: Owner,
-    document: Chosen = (),
-    undo: str = "",
-    start: str = "",
-    temporary: str = "",
-    project: str = "",
+    page: Page, document: Chosen = (), undo: str = "", start: str = "", temporary: str = "", project: str = ""
 ) -> Response:
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     draft = words[f"start_{start}_text"] if start in STARTS else ""
-    documents = await load_chosen_documents(services, owner, document)
+    documents = await load_chosen_documents(page, document)
     chosen: dict[str, Any] = {"temporary": temporary == "on", "documents": documents, "project": project}
-    return await render_chat_page(request, services, owner, None, draft=draft, toast=toast, **chosen)
+    return await render_chat_page(page, None, draft=draft, toast=toast, **chosen)
 
 
 @router.post("/chats", dependencies=[USES_MODEL])
-async def begin_chat(request: Request, services: Services, owner: Owner) -> Response:
-    fields = await read_form(request)
+async def begin_chat(page: Page, fields: Fields) -> Response:
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
     chat = replace(chat, temporary="temporary" in fields, project=fields.get("project", ""))
-    if fields.get("thinking_budget"):
-        chat = replace(chat, settings=_with_field(chat, fields, "thinking_budget").settings)
-    chat = _with_field(chat, fields, "system_prompt")
-    revision = services.feed.revision
+    chat = _with_field(_with_field(chat, fields, "thinking_budget"), fields, "system_prompt")
+    revision = page.services.feed.revision
     with keep_draft(fields.get("text", "")):
-        base = await services.shared.store.chat_base(owner, chat.project)
+        base = await page.store.chat_base(page.owner, chat.project)
         if chat.project and base.project is None:
             raise Problem(404, words["error_unknown_project"])
     view = ChatView(chat, base, revision)
-    accepted, _ = await submit_question(services, owner, view, fields, is_new=True)
-    services.feed.announce(owner, accepted.user_message.chat_id, request_tab(request))
-    return redirect_to(request, f"/chats/{accepted.user_message.chat_id}")
+    accepted, _ = await submit_question(page.services, page.owner, view, fields, is_new=True)
+    page.announce(accepted.user_message.chat_id, turns=True)
+    return page.redirect(f"/chats/{accepted.user_message.chat_id}")
 
 
 @router.get("/chats/{chat_id}", dependencies=[GUARDED])
 async def show_chat(
-    request: Request,
-    services: Services,
-    owner: Owner,
-    chat_id: str,
-    document: Chosen = (),
-    at: str = "",
-    undo: str = "",
-    all: str = "",
+    page: Page, chat_id: str, document: Chosen = (), at: str = "", undo: str = "", all: str = ""
 ) -> Response:
     through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
-    view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
+    read = partial(read_shown, page.services, page.owner, chat_id, through=through, first=through, limit=limit)
+    view = await read()
     with contextlib.suppress(StorageError):  # show the chat even if an answer cannot be saved
-        if any([await finish_if_lost(services, owner, each.message) for each in view.path]):
-            view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
-    await _mark_read(services, owner, view.chat)
+        if any([await finish_if_lost(page.services, page.owner, each.message) for each in view.path]):
+            view = await read()
+    await _mark_read(page, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    documents = await load_chosen_documents(services, owner, document)
-    return await render_chat_page(request, services, owner, view, documents=documents, toast=toast)
+    documents = await load_chosen_documents(page, document)
+    return await render_chat_page(page, view, documents=documents, toast=toast)
 
 
 @router.get("/chats/{chat_id}/earlier", dependencies=[GUARDED])
-async def show_earlier(request: Request, services: Services, owner: Owner, chat_id: str, before: str = "") -> Response:
-    view = await read_earlier(services, owner, chat_id, before)
-    if not is_fragment(request):
+async def show_earlier(page: Page, chat_id: str, before: str = "") -> Response:
+    view = await read_earlier(page.services, page.owner, chat_id, before)
+    if not page.is_fragment:
         return RedirectResponse(f"/chats/{chat_id}", 303)
     raw = view.settings.raw_user_messages
-    return await services.pages.respond(
-        request,
+    return await page.respond(
         "_earlier.html",
         chat=view.chat,
-        path=await services.html_cache.path(owner, view.path, user_messages=not raw),
+        path=await page.services.html_cache.path(page.owner, view.path, user_messages=not raw),
         earlier=view.earlier,
         raw_user_messages=raw,
     )
 
 
 @router.post("/chats/{chat_id}/messages", dependencies=[USES_MODEL])
-async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def send_message(page: Page, fields: Fields, chat_id: str) -> Response:
     """Store a question and queue its answer."""
-    fields = await read_form(request)
-    last = last_shown_id(request, fields)
+    services, owner = page.services, page.owner
+    last = last_shown_id(page, fields)
     with keep_draft(fields.get("text", "")):
         view = await read_branch(services, owner, chat_id, last)
-        view = replace(view, chat=await _save_thinking(services, owner, view.chat, fields))
+        view = replace(view, chat=await _save_thinking(page, view.chat, fields))
         accepted, view = await submit_question(services, owner, view, fields, last=last)
-        view = announce(request, services, owner, view)
-        if not is_fragment(request):
+        view = announce(page, view)
+        if not page.is_fragment:
             return RedirectResponse(f"/chats/{chat_id}", 303)
         shown = replace(await read_new_turn(services, owner, view, accepted), revision=view.revision)
-    return await render_turn(request, services, owner, shown, shown.path, finished=False)
+    return await render_turn(page, shown, shown.path, finished=False)
 
 
 @router.post("/chats/{chat_id}/thinking", dependencies=[GUARDED])
-async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def set_thinking(page: Page, chat: FoundChat, fields: Fields) -> Response:
     """Turn thinking on or off, and set the thinking budget."""
-    chat = await find_chat(services, owner, chat_id)
-    await _save_thinking(services, owner, chat, await read_form(request))
-    return done_response(request, f"/chats/{chat.id}")
+    await _save_thinking(page, chat, fields)
+    return page.done(f"/chats/{chat.id}")
 
 
 @router.post("/generations/{generation_id}/stop", dependencies=[GUARDED])
-async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    message = await find_generation(services, owner, generation_id)
-    await read_form(request)
+async def stop(page: Page, message: FoundGeneration, _: Fields, generation_id: str) -> Response:
+    services, owner = page.services, page.owner
     if not services.turns.stop(generation_id) and await finish_if_lost(services, owner, message):
         services.feed.announce(owner, message.chat_id, "")
-    return done_response(request, f"/chats/{message.chat_id}")
+    return page.done(f"/chats/{message.chat_id}")
 
 
 @router.post("/generations/{generation_id}/answer-now", dependencies=[GUARDED])
-async def answer_now(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
+async def answer_now(page: Page, message: FoundGeneration, _: Fields, generation_id: str) -> Response:
     """End the reasoning of a running answer."""
-    message = await find_generation(services, owner, generation_id)
-    await read_form(request)
-    services.turns.answer_now(generation_id)
-    return done_response(request, f"/chats/{message.chat_id}")
+    page.services.turns.answer_now(generation_id)
+    return page.done(f"/chats/{message.chat_id}")
 
 
-async def find_event_log(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
+async def find_event_log(page: Page, message: FoundGeneration, generation_id: str) -> tuple[StoredMessage, TurnLog]:
     """Return an answer and its event log. Raises Problem (404, 429)."""
-    message = await find_generation(services, owner, generation_id)
+    services, owner = page.services, page.owner
     # Reject the request before anything is rendered for it.
     if services.turn_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
@@ -199,7 +177,7 @@ async def find_event_log(services: Services, owner: Owner, generation_id: str) -
     turn = services.turns.find(generation_id)
     if turn is not None:
         return message, turn.log
-    message = await find_generation(services, owner, generation_id)  # again, because the turn may have ended
+    message = await find_generation(page, generation_id)  # again, because the turn may have ended
     log = await services.relay.log_of(owner, message) if message.active else None
     if log is not None:
         return message, log
@@ -211,8 +189,7 @@ async def find_event_log(services: Services, owner: Owner, generation_id: str) -
 @router.get("/generations/{generation_id}/events", dependencies=[GUARDED])
 async def events(
     target: Annotated[tuple[StoredMessage, TurnLog], Depends(find_event_log)],
-    services: Services,
-    owner: Owner,
+    page: Page,
     tab: str = "",
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
@@ -223,63 +200,59 @@ async def events(
     # With `after`, a revision of the feed, the stream also includes the events of /feed since that revision. The page
     # then needs only one connection.
     if after:
-        feed_changes = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
+        feed_changes = feed_events(page.services.feed, after, page.owner, message.chat_id, tab, numbered=False)
         events = merge_streams(events, feed_changes)
-    return CountedStream(services.turn_streams, owner, events)
+    return CountedStream(page.services.turn_streams, page.owner, events)
 
 
 @router.get("/feed", dependencies=[GUARDED])
 async def feed(
-    services: Services,
-    owner: Owner,
-    chat: str = "",
-    tab: str = "",
-    after: str = "",
-    last_event_id: Annotated[str | None, Header()] = None,
+    page: Page, chat: str = "", tab: str = "", after: str = "", last_event_id: Annotated[str | None, Header()] = None
 ) -> CountedStream:
     """Report changes as server-sent events. `chats`: the chat list has changed. `turns`: messages of `chat` were
     changed in another tab."""
-    shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
+    shown = await page.store.chat(page.owner, chat) if is_id(chat) else None
     if shown is not None:  # an answer that ended before the page connected has marked the chat as unread
-        await _mark_read(services, owner, shown)
-    events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
-    return CountedStream(services.page_streams, owner, events)
+        await _mark_read(page, shown)
+    events = feed_events(page.services.feed, last_event_id or after, page.owner, chat, tab)
+    return CountedStream(page.services.page_streams, page.owner, events)
 
 
 @router.get("/status", dependencies=[GUARDED])
-async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
+async def status(page: Page, chat: str = "") -> Response:
     # The page polls this while a model is being loaded or downloaded, or an answer is running.
-    view = await read_shown_if_any(services, owner, chat)
+    services = page.services
+    view = await read_shown_if_any(services, page.owner, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     # While an answer is running, the template omits the status label, which the answer's stream updates.
     context["polling"] = context["polling"] or services.turns.unfinished > 0
     where = f"/chats/{chat}" if is_id(chat) else ""
-    return await services.pages.respond(request, "_status.html", **context, where=where)
+    return await page.respond("_status.html", **context, where=where)
 
 
 @router.get("/status/details", dependencies=[GUARDED])
-async def status_details(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    view = await read_shown_if_any(services, owner, chat)
+async def status_details(page: Page, chat: str = "") -> Response:
+    view = await read_shown_if_any(page.services, page.owner, chat)
     path = view.path if view is not None else []
-    context = status_context(services) | details_context(services, path)
-    return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
+    context = status_context(page.services) | details_context(page.services, path)
+    return await page.respond("_status_watch.html", **context, delay_ms=1000 if path else 3000)
 
 
-async def _mark_read(services: ChatServices, owner: str, chat: Chat) -> None:
+async def _mark_read(page: PageRequest, chat: Chat) -> None:
     if not chat.unread:
         return
     with contextlib.suppress(StorageError):  # show the chat even if its unread mark cannot be removed
-        await services.shared.store.update_chat(owner, chat.id, unread=False)
-        services.feed.announce(owner, chat.id, "", turns=False)
+        await page.store.update_chat(page.owner, chat.id, unread=False)
+        page.services.feed.announce(page.owner, chat.id, "", turns=False)
 
 
-async def _save_thinking(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
+async def _save_thinking(page: PageRequest, chat: Chat, fields: dict[str, str]) -> Chat:
     if chat.thinking != ("thinking" in fields):
         chat = replace(chat, thinking="thinking" in fields)
-        await services.shared.store.update_chat(owner, chat.id, thinking=chat.thinking)
+        await page.store.update_chat(page.owner, chat.id, thinking=chat.thinking)
     with_budget = _with_field(chat, fields, "thinking_budget")
     if with_budget.settings != chat.settings:
-        await services.shared.store.update_chat(owner, chat.id, settings=with_budget.settings)
+        await page.store.update_chat(page.owner, chat.id, settings=with_budget.settings)
     return with_budget
 
 

@@ -13,15 +13,13 @@ import hashlib
 from functools import cache
 from html import escape
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from starlette.responses import HTMLResponse
 
 from notso.system.confinement import ConfinedWorkError
-from notso.web.chat.services import Services
-from notso.web.chat.views import Owner
+from notso.web.chat.views import Fields, Page
 from notso.web.edge.access import GUARDED, PUBLIC
 from notso.web.edge.assets import STATIC_DIRECTORY, Asset, accepts_gzip
-from notso.web.edge.forms import read_form
 from notso.web.rendering.html_preview import preview_html
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
@@ -39,13 +37,12 @@ _CALM = (  # disables effects that are slow enough to freeze the page around the
 
 
 @router.post("/preview", dependencies=[GUARDED])
-async def show_preview(request: Request, services: Services, owner: Owner) -> Response:
+async def show_preview(page: Page, fields: Fields) -> Response:
     """Render the code in the request, or an error message."""
-    text = (await read_form(request)).get("text", "")
     try:
         # The sanitizer runs in a child process; each user may run one at a time.
-        async with services.previews.turn(owner):
-            return _page(await preview_html(text))
+        async with page.services.previews.turn(page.owner):
+            return _page(await preview_html(fields.get("text", "")))
     except ConfinedWorkError:
         return _page(escape(words["error_preview"]), 413)
     except Problem as problem:
@@ -66,14 +63,14 @@ _PAGE = (
 
 
 @router.get("/diagram", dependencies=[PUBLIC])
-async def show_frame(request: Request) -> Response:
+async def show_frame(page: Page) -> Response:
     """Return the frame for diagrams, which is the same for all users and contains no data."""
-    page, policy = await asyncio.to_thread(_frame)
+    frame, policy = await asyncio.to_thread(_frame)
     headers = {"Content-Security-Policy": policy, "Cache-Control": "public, max-age=3600", "Vary": "Accept-Encoding"}
-    if accepts_gzip(request.headers):
-        packed = await asyncio.to_thread(lambda: page.packed)
-        return Response(packed, media_type=page.media_type, headers=headers | {"Content-Encoding": "gzip"})
-    return Response(page.body, media_type=page.media_type, headers=headers)
+    if accepts_gzip(page.request.headers):
+        packed = await asyncio.to_thread(lambda: frame.packed)
+        return Response(packed, media_type=frame.media_type, headers=headers | {"Content-Encoding": "gzip"})
+    return Response(frame.body, media_type=frame.media_type, headers=headers)
 
 
 @cache

@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 from typing import cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.views import Owner, sidebar_context
+from notso.web.chat.chat_view import require
+from notso.web.chat.views import Fields, Page, PageRequest
 from notso.web.edge.access import GUARDED
-from notso.web.edge.forms import read_form
 from notso.web.store.protocol import MAX_MEMORIES, MAX_MEMORY_CHARACTERS, Memory, PromptKind, SavedPrompt
 from notso.web.tools.built_in import MAX_MEMORY_ENTRY
 from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem
-from notso.web.values.ids import is_id, new_id
+from notso.web.values.ids import new_id
 from notso.web.values.slash_commands import commands_of
 from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import number, words
@@ -29,48 +28,38 @@ memory_router = APIRouter()
 
 
 @memory_router.get("/memory", dependencies=[GUARDED])
-async def show_memory(request: Request, services: Services, owner: Owner) -> Response:
-    return await _memory_page(request, services, owner)
+async def show_memory(page: Page) -> Response:
+    return await _memory_page(page)
 
 
 @memory_router.post("/memory", dependencies=[GUARDED])
-async def save_memory(request: Request, services: Services, owner: Owner) -> Response:
+async def save_memory(page: Page, fields: Fields) -> Response:
     """Add a memory. If the form field `id` is set, replace that memory's text, or delete it if the text is empty."""
-    fields = await read_form(request)
     typed, entry_id = fields.get("text", ""), fields.get("id", "")
-    entry_ids = {each.id for each in await services.shared.store.memories(owner)}
-    if entry_id and (not is_id(entry_id) or entry_id not in entry_ids):
+    if entry_id and entry_id not in {each.id for each in await page.store.memories(page.owner)}:
         raise Problem(404, words["error_unknown_page"], draft=typed)
     text = sanitize_line(typed, MAX_MEMORY_ENTRY + 1)
     if not text and entry_id:
-        await services.shared.store.delete(owner, "memory", entry_id)
+        await page.store.delete(page.owner, "memory", entry_id)
     elif not 1 <= len(text) <= MAX_MEMORY_ENTRY:
-        return await _memory_page(request, services, owner, words["error_title"].format(limit=MAX_MEMORY_ENTRY), typed)
-    else:
-        entry = Memory(entry_id or new_id(), text, current_ms())
-        if not await services.shared.store.save_memory(owner, entry):
-            limits = {"limit": MAX_MEMORIES, "characters": number(MAX_MEMORY_CHARACTERS)}
-            return await _memory_page(request, services, owner, words["error_memory"].format(**limits), typed)
+        return await _memory_page(page, words["error_title"].format(limit=MAX_MEMORY_ENTRY), typed)
+    elif not await page.store.save_memory(page.owner, Memory(entry_id or new_id(), text, current_ms())):
+        limits = {"limit": MAX_MEMORIES, "characters": number(MAX_MEMORY_CHARACTERS)}
+        return await _memory_page(page, words["error_memory"].format(**limits), typed)
     return RedirectResponse("/memory", 303)
 
 
 @memory_router.post("/memory/{memory_id}/delete", dependencies=[GUARDED])
-async def delete_memory(request: Request, services: Services, owner: Owner, memory_id: str) -> Response:
-    await read_form(request)
-    if not await services.shared.store.delete(owner, "memory", memory_id):
-        raise Problem(404, words["error_unknown_page"])
+async def delete_memory(page: Page, _: Fields, memory_id: str) -> Response:
+    require(await page.store.delete(page.owner, "memory", memory_id))
     return RedirectResponse("/memory", 303)
 
 
-async def _memory_page(
-    request: Request, services: ChatServices, owner: str, problem: str = "", typed: str = ""
-) -> Response:
-    return await services.pages.respond(
-        request,
+async def _memory_page(page: PageRequest, problem: str = "", typed: str = "") -> Response:
+    return await page.respond_with_sidebar(
         "memory.html",
         400 if problem else 200,
-        **await sidebar_context(services, owner),
-        memories=await services.shared.store.memories(owner),
+        memories=await page.store.memories(page.owner),
         most=MAX_MEMORY_ENTRY,
         problem=problem,
         typed=typed,
@@ -86,52 +75,44 @@ _NAME = re.compile(r"[a-z0-9_-]{1,32}")
 
 
 @router.get("/prompts", dependencies=[GUARDED])
-async def show_prompts(request: Request, services: Services, owner: Owner) -> Response:
-    return await _page(request, services, owner)
+async def show_prompts(page: Page) -> Response:
+    return await _prompts_page(page)
 
 
 @router.post("/prompts", dependencies=[GUARDED])
-async def save_prompt(request: Request, services: Services, owner: Owner) -> Response:
+async def save_prompt(page: Page, fields: Fields) -> Response:
     """Add a prompt, or change the prompt that the form field `was` names. The new name must not be taken."""
-    fields = await read_form(request)
     name, kind, text = fields.get("name", "").strip(), fields.get("kind", ""), fields.get("text", "").strip("\n")
     typed = SavedPrompt(name, cast(PromptKind, kind if kind in KINDS else "message"), text)
     is_command = name in {command.name for command in commands_of("page")}
     if not _NAME.fullmatch(name) or is_command:
-        return await _page(request, services, owner, words["error_prompt_name"].format(name=name[:40] or "''"), typed)
+        return await _prompts_page(page, words["error_prompt_name"].format(name=name[:40] or "''"), typed)
     if not text.strip() or len(text) > MAX_PROMPT_CHARACTERS:
         problem = words["error_prompt_text"].format(limit=number(MAX_PROMPT_CHARACTERS))
-        return await _page(request, services, owner, problem, typed)
-    saved, was = {each.name for each in await services.shared.store.prompts(owner)}, fields.get("was", "")
+        return await _prompts_page(page, problem, typed)
+    saved, was = {each.name for each in await page.store.prompts(page.owner)}, fields.get("was", "")
     if name in saved and name != was:
-        return await _page(request, services, owner, words["error_prompt_taken"].format(name=name), typed)
+        return await _prompts_page(page, words["error_prompt_taken"].format(name=name), typed)
     if len(saved | {name}) > MAX_PROMPTS:
-        return await _page(request, services, owner, words["error_prompts"].format(limit=MAX_PROMPTS), typed)
-    await services.shared.store.save_prompt(owner, typed)
+        return await _prompts_page(page, words["error_prompts"].format(limit=MAX_PROMPTS), typed)
+    await page.store.save_prompt(page.owner, typed)
     # Save under the new name first, so that a failure in between loses nothing.
     if was != name and was in saved:
-        await services.shared.store.delete(owner, "prompt", was)
+        await page.store.delete(page.owner, "prompt", was)
     return RedirectResponse("/prompts", 303)
 
 
 @router.post("/prompts/{name}/delete", dependencies=[GUARDED])
-async def delete_prompt(request: Request, services: Services, owner: Owner, name: str) -> Response:
-    await read_form(request)
-    if not await services.shared.store.delete(owner, "prompt", name):
-        raise Problem(404, words["error_unknown_page"])
+async def delete_prompt(page: Page, _: Fields, name: str) -> Response:
+    require(await page.store.delete(page.owner, "prompt", name))
     return RedirectResponse("/prompts", 303)
 
 
-async def _page(
-    request: Request, services: ChatServices, owner: str, problem: str = "", typed: SavedPrompt | None = None
-) -> Response:
-    prompts = await services.shared.store.prompts(owner)
-    return await services.pages.respond(
-        request,
+async def _prompts_page(page: PageRequest, problem: str = "", typed: SavedPrompt | None = None) -> Response:
+    return await page.respond_with_sidebar(
         "prompts.html",
         400 if problem else 200,
-        **await sidebar_context(services, owner),
-        prompts=prompts,
+        prompts=await page.store.prompts(page.owner),
         problem=problem,
         typed=typed or SavedPrompt("", "message", ""),
     )

@@ -9,19 +9,21 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
-from notso.web.chat.chat_view import ChatView, read_branch_if_any
+from notso.web.chat.chat_view import ChatView, read_branch_if_any, require
 from notso.web.chat.context_gauge import measure_context, speculative_prefill
-from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import load_branch_documents, new_chat
-from notso.web.chat.templates import LANGUAGE_COOKIE, is_fragment
+from notso.web.chat.templates import LANGUAGE_COOKIE
 from notso.web.chat.views import (
+    Fields,
     NamedChat,
-    Owner,
+    Page,
+    PageRequest,
     budget_context,
     find_chat,
     find_own_project,
@@ -29,7 +31,6 @@ from notso.web.chat.views import (
     render_page,
 )
 from notso.web.edge.access import GUARDED
-from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import available_model_names, engine_if_loaded
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.store.documents import Library
@@ -54,9 +55,9 @@ router = APIRouter()
 YEAR_SECONDS = 365 * 24 * 3600
 
 
-async def _named_project(request: Request, services: Services, owner: Owner) -> Library | None:
-    project_id = request.path_params.get("project_id")
-    return await find_own_project(services, owner, project_id) if project_id is not None else None
+async def _named_project(page: Page) -> Library | None:
+    project_id = page.request.path_params.get("project_id")
+    return await find_own_project(page, project_id) if project_id is not None else None
 
 
 NamedProject = Annotated[Library | None, Depends(_named_project)]
@@ -65,93 +66,74 @@ NamedProject = Annotated[Library | None, Depends(_named_project)]
 @router.get("/settings", dependencies=[GUARDED])
 @router.get("/chats/{chat_id}/settings", dependencies=[GUARDED])
 @router.get("/projects/{project_id}/settings", dependencies=[GUARDED])
-async def show_settings(
-    request: Request, services: Services, owner: Owner, chat: NamedChat, project: NamedProject
-) -> Response:
-    return await _show(request, services, owner, chat, project)
+async def show_settings(page: Page, chat: NamedChat, project: NamedProject) -> Response:
+    return await _show(page, chat, project)
 
 
 @router.post("/settings", dependencies=[GUARDED])
 @router.post("/chats/{chat_id}/settings", dependencies=[GUARDED])
 @router.post("/projects/{project_id}/settings", dependencies=[GUARDED])
-async def change_settings(
-    request: Request, services: Services, owner: Owner, chat: NamedChat, project: NamedProject
-) -> Response:
+async def change_settings(page: Page, chat: NamedChat, project: NamedProject, form: Fields) -> Response:
     """Change settings. Missing and invalid fields keep their values; empty fields are reset to the default."""
-    form = await read_form(request)
     if project is not None:
         form.pop("system_prompt", None)  # a project has instructions instead
-    before = await _settings_of(services, owner, chat, project)
-    settings, problems = updated_settings(before, form)
-    by_command = "command" in form and is_fragment(request)
+    settings, problems = updated_settings(await _settings_of(page, chat, project), form)
+    by_command = "command" in form and page.is_fragment
     if problems and by_command:
         problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
-        return await services.pages.respond(request, "_problem.html", 400, problem=problem)
+        return await page.respond("_problem.html", 400, problem=problem)
     if project is not None:
-        await services.shared.store.documents.change_library(owner, project.id, settings=settings)
+        await page.store.documents.change_library(page.owner, project.id, settings=settings)
         project = replace(project, settings=settings)
     elif chat is None:
-        await services.shared.store.set_defaults(owner, settings)
+        await page.store.set_defaults(page.owner, settings)
     else:
-        await services.shared.store.update_chat(owner, chat.id, settings=settings)
-        chat = await find_chat(services, owner, chat.id)
+        await page.store.update_chat(page.owner, chat.id, settings=settings)
+        chat = await find_chat(page, chat.id)
     # Compare with the value that the page showed, not with the stored one. After a change in a field and a click on
     # Save, the page sends two requests. It discards the response to the first, which may have stored the change.
     budget_changed = project is None and is_changed("thinking_budget", form)
     if problems:  # show all input again, so that the errors can be corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}
-        return await _show(
-            request, services, owner, chat, project, typed=typed, problems=problems, budget_changed=budget_changed
-        )
-    if not is_fragment(request):
+        return await _show(page, chat, project, typed=typed, problems=problems, budget_changed=budget_changed)
+    if not page.is_fragment:
         chat_url = f"/chats/{chat.id}" if chat is not None else "/"
         return RedirectResponse(f"/projects/{project.id}" if project is not None else chat_url, 303)
     # A slash command shows no form, so report the change in a toast.
     toast = {"text": _describe_changes(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # the thinking switch of a new chat, which is not stored yet
-    return await _show(
-        request,
-        services,
-        owner,
-        chat,
-        project,
-        saved=not by_command,
-        toast=toast,
-        thinking=thinking,
-        budget_changed=budget_changed,
-    )
+    saved = not by_command
+    return await _show(page, chat, project, saved=saved, toast=toast, thinking=thinking, budget_changed=budget_changed)
 
 
 @router.post("/estimate", dependencies=[GUARDED])
-async def estimate_new(request: Request, services: Services, owner: Owner) -> Response:
-    return await _estimate(request, services, owner, await read_form(request), None)
+async def estimate_new(page: Page, fields: Fields) -> Response:
+    return await _estimate(page, fields, None)
 
 
 @router.post("/chats/{chat_id}/estimate", dependencies=[GUARDED])
-async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def estimate(page: Page, fields: Fields, chat_id: str) -> Response:
     """Estimate the context usage and cost of a draft."""
-    fields = await read_form(request)
-    last = last_shown_id(request, fields)
-    view = await read_branch_if_any(services, owner, chat_id, last)
-    if view is None and is_fragment(request):
+    last = last_shown_id(page, fields)
+    view = await read_branch_if_any(page.services, page.owner, chat_id, last)
+    if view is None and page.is_fragment:
         return Response(status_code=204)  # just deleted; the page is about to be notified
-    if view is None:
-        raise Problem(404, words["error_unknown_chat"])
+    view = require(view, words["error_unknown_chat"])
     if last and not view.line:
         return Response(status_code=204)  # just cleared in another tab; the page is about to be notified
-    return await _estimate(request, services, owner, fields, view)
+    return await _estimate(page, fields, view)
 
 
 @router.post("/language", dependencies=[GUARDED])
-async def choose_language(request: Request) -> Response:
+async def choose_language(page: Page, fields: Fields) -> Response:
     """Set the page language for this browser. An empty value selects the browser's default."""
-    chosen = (await read_form(request)).get("language", "")
+    chosen = fields.get("language", "")
     if chosen and chosen not in LANGUAGES:
         raise Problem(400, words["error_form"])
-    fragment = is_fragment(request)
-    response = Response(status_code=204, headers={"HX-Refresh": "true"}) if fragment else RedirectResponse("/", 303)
+    refresh = Response(status_code=204, headers={"HX-Refresh": "true"})
+    response = refresh if page.is_fragment else RedirectResponse("/", 303)
     if chosen:
-        secure = request.scope["scheme"] == "https"
+        secure = page.request.scope["scheme"] == "https"
         response.set_cookie(LANGUAGE_COOKIE, chosen, max_age=YEAR_SECONDS, samesite="strict", secure=secure)
     else:
         response.delete_cookie(LANGUAGE_COOKIE)
@@ -159,9 +141,7 @@ async def choose_language(request: Request) -> Response:
 
 
 async def _show(
-    request: Request,
-    services: ChatServices,
-    owner: str,
+    page: PageRequest,
     chat: Chat | None,
     project: Library | None,
     *,
@@ -172,21 +152,20 @@ async def _show(
     thinking: bool = True,
     budget_changed: bool = False,
 ) -> Response:
-    base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
-    own = await _settings_of(services, owner, chat, project)
+    services = page.services
+    base = await page.store.chat_base(page.owner, chat.project if chat is not None else "")
+    own = await _settings_of(page, chat, project)
     settings, values = merge_settings(base.defaults, own), form_values(own)
     info = services.shared.engine.info
     model_sampling = {} if info is None else info.sampling
     is_default = chat is None and project is None
     own_defaults = form_defaults(ChatSettings() if is_default else merge_settings(base.defaults), model_sampling)
     return await render_page(
-        request,
-        services,
-        owner,
+        page,
         "settings.html",
         400 if problems else 200,
         chat=chat,
-        part=is_fragment(request),
+        part=page.is_fragment,
         project=project,
         values=values | dict(typed or {}),
         models=await available_model_names(*engine_and_registry(services)),
@@ -195,7 +174,9 @@ async def _show(
         problems=dict(problems or {}),
         saved=saved,
         toast=toast,
-        folder=await _folder(services),
+        folder=await asyncio.to_thread(
+            measure_directory, services.shared.settings.directory, is_shared=page.store.is_shared
+        ),
         thinking=thinking if chat is None else chat.thinking,
         budget_changed=budget_changed,
         **budget_context(base, chat),
@@ -203,17 +184,10 @@ async def _show(
     )
 
 
-async def _settings_of(
-    services: ChatServices, owner: str, chat: Chat | None, project: Library | None
-) -> Mapping[str, SettingValue]:
+async def _settings_of(page: PageRequest, chat: Chat | None, project: Library | None) -> Mapping[str, SettingValue]:
     if project is not None:
         return project.settings
-    return chat.settings if chat is not None else await services.shared.store.defaults(owner)
-
-
-async def _folder(services: ChatServices) -> DataFolder:
-    shared = services.shared
-    return await asyncio.to_thread(measure_directory, shared.settings.directory, is_shared=shared.store.is_shared)
+    return chat.settings if chat is not None else await page.store.defaults(page.owner)
 
 
 def _describe_changes(form: Mapping[str, str], chat: Chat | None) -> str:
@@ -222,12 +196,11 @@ def _describe_changes(form: Mapping[str, str], chat: Chat | None) -> str:
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
 
-async def _estimate(
-    request: Request, services: ChatServices, owner: str, fields: Mapping[str, str], view: ChatView | None
-) -> Response:
+async def _estimate(page: PageRequest, fields: Mapping[str, str], view: ChatView | None) -> Response:
+    services, owner, store = page.services, page.owner, page.store
     chat = view.chat if view is not None else None
     new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
-    base = view.base if view is not None else await services.shared.store.chat_base(owner, fields.get("project", ""))
+    base = view.base if view is not None else await store.chat_base(owner, fields.get("project", ""))
     settings = view.settings if view is not None else effective_settings(base, new)
     engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
     if engine is None:
@@ -249,7 +222,6 @@ async def _estimate(
     if view is not None:
         documents = await load_branch_documents(services, owner, view, choice, draft)
     elif base.project is not None or any(each.document for each in draft.attachments):
-        store = services.shared.store
         documents = await prompt_documents(store, owner, date.today(), [draft], engine=engine, project=base.project)
     try:
         gauge = await services.shared.large_work.run(
@@ -257,9 +229,7 @@ async def _estimate(
         )
     except ModelError:  # for example, while the engine is shutting down; the page retries on the next keystroke
         return Response(status_code=204)
-    response = await services.pages.respond(
-        request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
-    )
+    response = await page.respond("_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory())
     has_content = bool(draft.content.strip() or draft.attachments)
     prefills = settings.speculative_prefill and has_content and not any(message.active for message in line)
     if prefills and await services.shared.requests.allows_prompt(owner, gauge.used):

@@ -7,14 +7,12 @@ import secrets
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
-from notso.web.chat.chat_view import read_shown
-from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.views import Owner, find_chat, redirect_to, sidebar_context
+from notso.web.chat.chat_view import read_shown, require
+from notso.web.chat.views import Fields, FoundChat, Page, PageRequest
 from notso.web.edge.access import GUARDED, PUBLIC, audited
 from notso.web.edge.base_path import base_path
-from notso.web.edge.forms import read_form
 from notso.web.rendering.mathml import convert_formulas
 from notso.web.store.protocol import MOST_SHOWN, Chat, ShareLink
 from notso.web.values.durations import current_ms
@@ -31,46 +29,41 @@ HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store"}
 
 
 @router.get("/chats/{chat_id}/share", dependencies=[GUARDED])
-async def show_links(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    return await _page(request, services, owner, await find_chat(services, owner, chat_id))
+async def show_links(page: Page, chat: FoundChat) -> Response:
+    return await _respond(page, chat)
 
 
 @router.post("/chats/{chat_id}/share", dependencies=[audited("shared a chat")])
-async def add_link(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+async def add_link(page: Page, chat: FoundChat, fields: Fields) -> Response:
     """Create a link to the chat up to its last message. The secret in the link is shown once and not stored."""
-    chat = await find_chat(services, owner, chat_id)
-    days = (await read_form(request)).get("days", "")
-    view = await read_shown(services, owner, chat_id)
+    days = fields.get("days", "")
+    view = await read_shown(page.services, page.owner, chat.id)
     if days not in map(str, DAYS) or chat.temporary or not view.path:
         raise Problem(400, words["error_form"])
     secret, now = secrets.token_urlsafe(SECRET_BYTES), current_ms()
-    share = ShareLink(_digest(secret), owner, chat.id, view.path[-1].message.id, now, now + int(days) * DAY_MS)
-    if not await services.shared.store.add_share(owner, share):
-        raise Problem(404, words["error_unknown_chat"])
-    server_url = str(request.base_url).rstrip("/") + base_path.get()
-    return await _page(request, services, owner, chat, link=f"{server_url}/shared/{secret}")
+    last = view.path[-1].message.id
+    share = ShareLink(_digest(secret), page.owner, chat.id, last, now, now + int(days) * DAY_MS)
+    require(await page.store.add_share(page.owner, share), words["error_unknown_chat"])
+    server_url = str(page.request.base_url).rstrip("/") + base_path.get()
+    return await _respond(page, chat, link=f"{server_url}/shared/{secret}")
 
 
 @router.post("/chats/{chat_id}/share/{share_id}/delete", dependencies=[audited("revoked a shared link")])
-async def delete_link(request: Request, services: Services, owner: Owner, chat_id: str, share_id: str) -> Response:
-    chat = await find_chat(services, owner, chat_id)
-    await read_form(request)
-    if not await services.shared.store.delete_share(owner, chat.id, share_id):
-        raise Problem(404, words["error_unknown_page"])
-    return redirect_to(request, f"/chats/{chat.id}/share")
+async def delete_link(page: Page, chat: FoundChat, _: Fields, share_id: str) -> Response:
+    require(await page.store.delete_share(page.owner, chat.id, share_id))
+    return page.redirect(f"/chats/{chat.id}/share")
 
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
-async def show_shared(request: Request, services: Services, secret: str, first: First = None) -> Response:
+async def show_shared(page: Page, secret: str, first: First = None) -> Response:
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
     If a response was edited or continued later, the new text is shown. A long chat is shown in parts: the part ends
     before message `first` (counted from 0).
     """
-    store = services.shared.store
-    share = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None
-    if share is None:
-        raise Problem(404, words["share_gone"])
+    services, store = page.services, page.store
+    found = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None
+    share = require(found, words["share_gone"])
     last = await store.shown_message(share.owner, share.chat_id, share.message_id)
     # A part is selected by a number, because a message id could belong to another branch.
     before = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN, first=first)
@@ -80,19 +73,18 @@ async def show_shared(request: Request, services: Services, secret: str, first: 
     context = {"chat": before.chat, "shared": True, "earlier": before.earlier}
     async with services.exporting.turn(share.owner):
         line = await services.html_cache.messages(share.owner, shown)
-        page = await services.pages.html(request, "shared.html", line=line, **context)
-        html, _ = await convert_formulas(page.decode())
-    return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
+        html = await services.pages.html(page.request, "shared.html", line=line, **context)
+        shown_html, _ = await convert_formulas(html.decode())
+    return Response(shown_html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
 
-async def _page(request: Request, services: ChatServices, owner: str, chat: Chat, *, link: str = "") -> Response:
-    shares = await services.shared.store.shares(owner, chat.id, current_ms())
+async def _respond(page: PageRequest, chat: Chat, *, link: str = "") -> Response:
+    shares = await page.store.shares(page.owner, chat.id, current_ms())
     rows = [
         {"id": each.id, "made": _format_time(each.created_ms), "expires": _format_time(each.expires_ms)}
         for each in shares
     ]
-    sidebar = await sidebar_context(services, owner, chat)
-    return await services.pages.respond(request, "share.html", **sidebar, shares=rows, link=link, days=DAYS)
+    return await page.respond_with_sidebar("share.html", chat=chat, shares=rows, link=link, days=DAYS)
 
 
 def _format_time(milliseconds: int) -> str:

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from starlette.responses import JSONResponse, RedirectResponse
 
 from notso.plugins.errors import PluginError, PluginRefusalError
 from notso.plugins.process import START_SECONDS, PluginProcess
-from notso.web.chat.services import ChatServices, Services, engine_and_registry
+from notso.web.chat.chat_view import require
+from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import allowed_digests, load_settings, with_tools
-from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation, render_page
+from notso.web.chat.views import Fields, FoundGeneration, NamedChat, Page, PageRequest, find_chat, render_page
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import engine_if_loaded
@@ -42,45 +42,36 @@ MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 
 
 @plugins_router.post("/plugins/{name}/start", dependencies=[operator_only(audit="switched a plugin on")])
-async def start_plugin(request: Request, services: Services, name: str) -> Response:
-    await read_form(request)
-    process = _require_plugin(services, name)
+async def start_plugin(page: Page, _: Fields, name: str) -> Response:
+    process = _require_plugin(page, name)
     await asyncio.to_thread(process.start)
     await asyncio.to_thread(process.ready.wait, START_SECONDS)
     return RedirectResponse("/settings", 303)
 
 
 @plugins_router.post("/plugins/{name}/commands/{command}", dependencies=[GUARDED])
-async def run_command(request: Request, services: Services, name: str, command: str) -> Response:
-    argument = (await read_form(request)).get("argument", "")
-    process = _require_plugin(services, name)
-    rows = process.offer.get("slash_commands", [])
-    if not any(row["name"] == command for row in rows):
-        raise Problem(404, words["error_unknown_page"])
-    params = {"name": command, "argument": argument}
+async def run_command(page: Page, fields: Fields, name: str, command: str) -> Response:
+    process = _require_plugin(page, name)
+    require(any(row["name"] == command for row in process.offer.get("slash_commands", [])))
+    params = {"name": command, "argument": fields.get("argument", "")}
     text = str(await _call_plugin(process, "command", params, f"command {command}", COMMAND_SECONDS))
     toast = {"text": text[:MAX_TOAST_CHARACTERS], "undo_url": ""}
-    if not is_fragment(request):
-        return await services.pages.respond(request, "problem.html", problem=toast["text"])
-    return await services.pages.respond(request, "_toast.html", toast=toast)
+    if not page.is_fragment:
+        return await page.respond("problem.html", problem=toast["text"])
+    return await page.respond("_toast.html", toast=toast)
 
 
 @plugins_router.get("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
 @plugins_router.post("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
-async def show_page(request: Request, services: Services, owner: Owner, name: str, path: str) -> Response:
+async def show_page(page: Page, name: str, path: str) -> Response:
+    request = page.request
     form = await read_form(request) if request.method == "POST" else {}
-    process = _require_plugin(services, name)
-    if not any(row["path"] == path for row in process.offer.get("pages", [])):
-        raise Problem(404, words["error_unknown_page"])
-    params = {
-        "method": request.method,
-        "path": path,
-        "query": dict(request.query_params),
-        "form": form,
-        "owner": owner,
-    }
-    page = await _call_plugin(process, "page", params, f"page {path or '/'}", PAGE_SECONDS)
-    body, media_type, status = page["body"], page["media_type"], page["status"]
+    process = _require_plugin(page, name)
+    require(any(row["path"] == path for row in process.offer.get("pages", [])))
+    query = dict(request.query_params)
+    params = {"method": request.method, "path": path, "query": query, "form": form, "owner": page.owner}
+    answer = await _call_plugin(process, "page", params, f"page {path or '/'}", PAGE_SECONDS)
+    body, media_type, status = answer["body"], answer["media_type"], answer["status"]
     if media_type not in MEDIA_TYPES or not _is_status(status):
         raise Problem(502, words["error_plugin_page"].format(name=name))
     headers = {"Content-Security-Policy": NO_SCRIPTS}
@@ -92,11 +83,8 @@ def _is_status(status: Any) -> bool:
     return type(status) is int and (200 <= status < 300 or 400 <= status < 500) and status not in (204, 205, 401)
 
 
-def _require_plugin(services: ChatServices, name: str) -> PluginProcess:
-    process = services.shared.plugins.find(name)
-    if process is None:
-        raise Problem(404, words["error_unknown_page"])
-    return process
+def _require_plugin(page: PageRequest, name: str) -> PluginProcess:
+    return require(page.services.shared.plugins.find(name))
 
 
 async def _call_plugin(process: PluginProcess, kind: str, params: Mapping[str, Any], what: str, seconds: float) -> Any:
@@ -115,46 +103,41 @@ MAX_CHOICES = 1000  # fields of the form that enables tools; each plugin may hav
 
 
 @router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])
-async def show_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
+async def show_permission(page: Page, message: FoundGeneration) -> Response:
     """Show a pending request for permission or input."""
-    return await _permission(request, services, await find_generation(services, owner, generation_id))
+    return await _permission(page, message)
 
 
 @router.post("/generations/{generation_id}/permission", dependencies=[GUARDED])
-async def give_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
+async def give_permission(page: Page, message: FoundGeneration, fields: Fields, generation_id: str) -> Response:
     """Reply to a permission request. A late reply has no effect."""
-    message = await find_generation(services, owner, generation_id)
-    fields = await read_form(request)
-    permission = fields.get("answer", "")
+    permission, call = fields.get("answer", ""), fields.get("call", "")
     if permission not in PERMISSIONS:
         raise Problem(400, words["error_form"])
-    if not services.turns.permit(generation_id, fields.get("call", ""), cast(Permission, permission)):
-        exists = any(use.id == fields.get("call") for use in message.tool_uses)
-        if not exists:
-            raise Problem(409, words["error_permission"])
-    if not is_fragment(request):
+    permitted = page.services.turns.permit(generation_id, call, cast(Permission, permission))
+    require(permitted or any(use.id == call for use in message.tool_uses), words["error_permission"], 409)
+    if not page.is_fragment:
         return RedirectResponse(f"/chats/{message.chat_id}", 303)
-    return await _permission(request, services, message)
+    return await _permission(page, message)
 
 
 @router.post("/generations/{generation_id}/question", dependencies=[GUARDED])
-async def answer_question(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
+async def answer_question(page: Page, message: FoundGeneration, fields: Fields, generation_id: str) -> Response:
     """Reply to a tool server's request for input, or decline it."""
-    message = await find_generation(services, owner, generation_id)
-    fields = await read_form(request)
     form = {name: value for name, value in fields.items() if name == "answer" or name.startswith("value-")}
-    if not message.active or not services.turns.reply(generation_id, fields.get("question", ""), form):
-        raise Problem(409, words["error_question"])
-    if not is_fragment(request):
+    replied = message.active and page.services.turns.reply(generation_id, fields.get("question", ""), form)
+    require(replied, words["error_question"], 409)
+    if not page.is_fragment:
         return RedirectResponse(f"/chats/{message.chat_id}", 303)
-    return await _permission(request, services, message)
+    return await _permission(page, message)
 
 
 @router.get("/tools", dependencies=[GUARDED])
 @router.get("/chats/{chat_id}/tools", dependencies=[GUARDED])
-async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
+async def show_tools(page: Page, chat: NamedChat) -> Response:
+    services = page.services
     await services.toolbox.ready()
-    settings = await load_settings(services, owner, chat)
+    settings = await load_settings(services, page.owner, chat)
     chosen = services.toolbox.chosen(settings.tool_names)
     (engine, _), costs = await engine_if_loaded(*engine_and_registry(services), settings.model), None
     if engine is not None:
@@ -165,9 +148,7 @@ async def show_tools(request: Request, services: Services, owner: Owner, chat: N
         except ModelError:
             costs = None  # the engine is shutting down, or its template does not support tools
     return await render_page(
-        request,
-        services,
-        owner,
+        page,
         "tools.html",
         chat=chat,
         tools=services.toolbox.all(),
@@ -181,36 +162,37 @@ async def show_tools(request: Request, services: Services, owner: Owner, chat: N
 
 @router.post("/tools", dependencies=[GUARDED])
 @router.post("/chats/{chat_id}/tools", dependencies=[GUARDED])
-async def choose_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    fields = await read_form(request, most=MAX_CHOICES)
-    await services.toolbox.ready()
-    stored = (await load_settings(services, owner, chat)).tool_names
-    names = [tool.name for tool in services.toolbox.all() if _is_chosen(tool.name, fields, stored)]
+async def choose_tools(page: Page, chat: NamedChat) -> Response:
+    fields = await read_form(page.request, most=MAX_CHOICES)
+    toolbox = page.services.toolbox
+    await toolbox.ready()
+    stored = (await load_settings(page.services, page.owner, chat)).tool_names
+    names = [tool.name for tool in toolbox.all() if _is_chosen(tool.name, fields, stored)]
     if chat is None:
-        await services.shared.store.set_defaults(owner, with_tools(await services.shared.store.defaults(owner), names))
+        await page.store.set_defaults(page.owner, with_tools(await page.store.defaults(page.owner), names))
     else:
         settings = with_tools(chat.settings, names, ask_again="ask-again" in fields)
-        await services.shared.store.update_chat(owner, chat.id, settings=settings)
-        chat = await find_chat(services, owner, chat.id)
-    if not is_fragment(request):
+        await page.store.update_chat(page.owner, chat.id, settings=settings)
+        chat = await find_chat(page, chat.id)
+    if not page.is_fragment:
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)
-    return await show_tools(request, services, owner, chat)
+    return await show_tools(page, chat)
 
 
 @router.post("/tools/offers/{command}", dependencies=[GUARDED])
-async def fetch_offer(request: Request, services: Services, command: str) -> JSONResponse:
+async def fetch_offer(page: Page, fields: Fields, command: str) -> JSONResponse:
     """Return a prompt or resource of an MCP server."""
-    typed = (await read_form(request)).get("argument", "")
-    offers = services.mcp.offers() if services.mcp is not None else ()
+    offers = page.services.mcp.offers() if page.services.mcp is not None else ()
     offer = next((each for each in offers if each.command == command), None)
     if offer is None:
         return JSONResponse({"problem": words["error_unknown_page"]}, 404)
     try:
         async with asyncio.timeout(OFFER_SECONDS):
-            text = (await offer.fetch(typed)).replace("\x00", " ").encode("utf-8", "replace").decode()
+            text = await offer.fetch(fields.get("argument", ""))
     except (ToolError, TimeoutError) as error:
         reason = str(error) or f"{command} did not respond within {OFFER_SECONDS:g} s"
         return JSONResponse({"problem": f"/{command}: {reason}."}, 502)
+    text = text.replace("\x00", " ").encode("utf-8", "replace").decode()
     if len(text.encode()) > MAX_ATTACHMENT_BYTES:
         return JSONResponse({"problem": words["attach_too_long"].format(characters=number(len(text)))}, 422)
     return JSONResponse({"name": offer.name, "text": text})
@@ -224,13 +206,12 @@ def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> b
     return checked
 
 
-async def _permission(request: Request, services: ChatServices, message: StoredMessage) -> Response:
+async def _permission(page: PageRequest, message: StoredMessage) -> Response:
     generation_id = message.generation_id or ""
-    return await services.pages.respond(
-        request,
+    return await page.respond(
         "_tool_permission.html",
-        asking=services.turns.asking(generation_id),
-        question=services.turns.question(generation_id),
+        asking=page.services.turns.asking(generation_id),
+        question=page.services.turns.question(generation_id),
         generation_id=generation_id,
         message_id=message.id,
     )

@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from markupsafe import Markup
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from notso.web.chat.files.export import (
@@ -31,10 +31,9 @@ from notso.web.chat.files.export import (
 )
 from notso.web.chat.files.import_process import parse_in_child
 from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
-from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.services import ChatServices
 from notso.web.chat.submit import derive_title
-from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, request_tab, sidebar_context
+from notso.web.chat.views import Page, PageRequest, find_chat, render_page
 from notso.web.edge.access import GUARDED, audited, operator_only
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.connections import connection_of
@@ -59,32 +58,33 @@ STYLES = ("tokens.css", "surfaces.css", "text.css", "messages.css", "print.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
-async def export_chat(request: Request, services: Services, owner: Owner, chat_id: str, kind: Kind) -> Response:
+async def export_chat(page: Page, chat_id: str, kind: Kind) -> Response:
     """Export the shown branch as Markdown or HTML, or all branches as JSON."""
-    chat = await find_chat(services, owner, chat_id)
+    chat = await find_chat(page, chat_id)
     name = file_name(chat, kind)
     if kind == "json":
-        return await _stream_download(_as_json(services, owner, [chat]), "application/json", name)
+        return await _stream_download(_as_json(page, [chat]), "application/json", name)
     if kind == "md":
-        return await _stream_download(_as_markdown(services, owner, chat), "text/markdown; charset=utf-8", name)
-    return await _stream_download(_as_html(request, services, owner, chat), "text/html; charset=utf-8", name)
+        return await _stream_download(_as_markdown(page, chat), "text/markdown; charset=utf-8", name)
+    return await _stream_download(_as_html(page, chat), "text/html; charset=utf-8", name)
 
 
 @router.get("/export", dependencies=[audited("exported all chats")])
-async def export_all(services: Services, owner: Owner) -> Response:
+async def export_all(page: Page) -> Response:
     """Export all readable chats except temporary ones. The file name indicates whether some are unreadable."""
-    chats, name = await services.shared.store.chats(owner), "notso-chats.json"
+    chats, name = await page.store.chats(page.owner), "notso-chats.json"
     chats = [chat for chat in chats if not chat.temporary]
-    if services.shared.store.read_only:
-        readable = [chat for chat in chats if await _can_be_read(services, owner, chat)]
+    if page.store.read_only:
+        readable = [chat for chat in chats if await _can_be_read(page, chat)]
         chats, name = readable, name if len(readable) == len(chats) else "notso-chats-not-all.json"
-    return await _stream_download(_as_json(services, owner, chats), "application/json", name)
+    return await _stream_download(_as_json(page, chats), "application/json", name)
 
 
 @router.get("/backup", dependencies=[operator_only(audit="took a backup")])
-async def backup(services: Services) -> Response:
+async def backup(page: Page) -> Response:
     """Download a copy of the SQLite database. Raises Problem (429 during another backup, 501 with PostgreSQL)."""
-    if services.shared.store.is_shared:
+    services = page.services
+    if page.store.is_shared:
         raise Problem(501, BACKUP_ELSEWHERE)
     # One backup at a time, because each copy is as large as the database. A new download aborts a stalled one.
     if services.backup_waits or services.backing_up.locked():
@@ -100,7 +100,7 @@ async def backup(services: Services) -> Response:
         services.backup_waits = False
     copy = services.shared.settings.directory / f"backup-{new_id()}.db"
     try:
-        await services.shared.store.backup(copy)
+        await page.store.backup(copy)
     except BaseException:
         copy.unlink(missing_ok=True)
         services.backing_up.release()
@@ -110,26 +110,26 @@ async def backup(services: Services) -> Response:
 
 
 @router.post("/import", dependencies=[audited("imported chats")])
-async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
+async def import_chats(page: Page) -> Response:
     """Import chats from an export of this or another program, or from a message list.
 
     For chats that were imported before, only new messages are added.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = page.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (*IMPORT_TYPES, FORM_TYPE):
         raise Problem(415, words["import_unknown"])
-    body = await request.body()
+    body, importing = await page.request.body(), page.services.importing
     # Hold the import slot until the chats are stored, because a parsed file takes several times its size in memory.
-    async with services.importing.turn(owner):
+    async with importing.turn(page.owner):
         if kind == FORM_TYPE:
             form = body
-            body = await services.importing.work(lambda: parse_form(form).get("json", "").encode())
+            body = await importing.work(lambda: parse_form(form).get("json", "").encode())
         entries = await parse_in_child(body)
-        parsed = await services.importing.work(partial(validate_chats, entries, derive_title))
-        report = await _store(services, owner, parsed)
+        parsed = await importing.work(partial(validate_chats, entries, derive_title))
+        report = await _store(page.services, page.owner, parsed)
     for chat_id in report.changed:
-        services.feed.announce(owner, chat_id, request_tab(request), turns=False)
-    return await _import_response(request, services, owner, report)
+        page.announce(chat_id)
+    return await _import_response(page, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +197,12 @@ async def _store(services: ChatServices, owner: str, parsed: ParsedImport) -> Im
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
 
-async def _import_response(request: Request, services: ChatServices, owner: str, report: ImportReport) -> Response:
-    if "application/json" in request.headers.get("accept", ""):
+async def _import_response(page: PageRequest, report: ImportReport) -> Response:
+    if "application/json" in page.request.headers.get("accept", ""):
         return JSONResponse({**asdict(report), "report": report.sentence})
-    address, simple = f"/chats/{report.chats[0]}", not report.left_out
-    if is_fragment(request):
-        if simple and len(report.chats) == 1:
-            return Response(status_code=204, headers={"HX-Redirect": address})
-        return await services.pages.respond(request, "_imported.html", report=report.sentence)
-    if simple:
-        return RedirectResponse(address, 303)
-    sidebar = await sidebar_context(services, owner)
-    return await services.pages.respond(request, "imported.html", **sidebar, report=report.sentence)
+    if not report.left_out and (len(report.chats) == 1 or not page.is_fragment):
+        return page.redirect(f"/chats/{report.chats[0]}")
+    return await render_page(page, "imported.html", report=report.sentence)
 
 
 class _ClientDisconnectedError(Exception):
@@ -241,16 +235,11 @@ class _BackupResponse(FileResponse):
 
 
 async def _render_chunks(
-    services: ChatServices,
-    owner: str,
-    chat: Chat,
-    render: Callable[[list[StoredMessage]], Awaitable[bytes]],
-    *,
-    shown: bool,
+    page: PageRequest, chat: Chat, render: Callable[[list[StoredMessage]], Awaitable[bytes]], *, shown: bool
 ) -> AsyncIterator[bytes]:
-    chunks = services.shared.store.message_chunks(owner, chat.id, shown=shown)
+    chunks = page.store.message_chunks(page.owner, chat.id, shown=shown)
     while True:
-        async with services.exporting.turn(owner):
+        async with page.services.exporting.turn(page.owner):
             messages = await anext(chunks, None)
             if messages is None:
                 return
@@ -260,58 +249,57 @@ async def _render_chunks(
 
 
 def _in_export_queue(
-    services: ChatServices, render: Callable[[list[StoredMessage]], bytes]
+    page: PageRequest, render: Callable[[list[StoredMessage]], bytes]
 ) -> Callable[[list[StoredMessage]], Awaitable[bytes]]:
-    return lambda messages: services.exporting.work(partial(render, messages))
+    return lambda messages: page.services.exporting.work(partial(render, messages))
 
 
-async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
+async def _as_json(page: PageRequest, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
     before = JSON_HEAD
     for at, chat in enumerate(chats):
         before += (b"\n" if at == 0 else b",\n") + json_head(chat)
-        async for rendered in _render_chunks(
-            services, owner, chat, _in_export_queue(services, json_messages), shown=False
-        ):
+        async for rendered in _render_chunks(page, chat, _in_export_queue(page, json_messages), shown=False):
             yield before + rendered
             before = b","
         before = (before if before != b"," else b"") + CHAT_TAIL
     yield before + JSON_TAIL
 
 
-async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
+async def _as_markdown(page: PageRequest, chat: Chat) -> AsyncIterator[bytes]:
     before = markdown_head(chat)
-    async for piece in _render_chunks(services, owner, chat, _in_export_queue(services, markdown_messages), shown=True):
+    async for piece in _render_chunks(page, chat, _in_export_queue(page, markdown_messages), shown=True):
         yield before + piece
         before = b""
     yield before + MARKDOWN_TAIL
 
 
-async def _as_html(request: Request, services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
+async def _as_html(page: PageRequest, chat: Chat) -> AsyncIterator[bytes]:
+    services = page.services
     unconverted = 0  # formulas that could not be converted to MathML
 
     async def render(messages: list[StoredMessage]) -> bytes:
         nonlocal unconverted
         answers = [each for each in messages if each.role == "assistant"]
-        html = {each.id: each for each in await services.html_cache.messages(owner, answers)}
-        line = [html.get(each.id, each) for each in messages]
-        page = (await services.pages.html(request, "_export_messages.html", line=line, shared=False)).decode()
-        page, failed = await convert_formulas(page)
+        rendered = {each.id: each for each in await services.html_cache.messages(page.owner, answers)}
+        line = [rendered.get(each.id, each) for each in messages]
+        html = await services.pages.html(page.request, "_export_messages.html", line=line, shared=False)
+        converted, failed = await convert_formulas(html.decode())
         unconverted += failed
-        return page.encode()
+        return converted.encode()
 
     css = await asyncio.to_thread(_css)
-    page = await services.pages.html(request, "export.html", chat=chat, css=css)
-    before, _, after = page.partition(b"<!-- messages -->\n")
-    async for rendered in _render_chunks(services, owner, chat, render, shown=True):
+    frame = await services.pages.html(page.request, "export.html", chat=chat, css=css)
+    before, _, after = frame.partition(b"<!-- messages -->\n")
+    async for rendered in _render_chunks(page, chat, render, shown=True):
         yield before + rendered
         before = b""
     note = words["export_formulas"].format(count=number(unconverted))
     yield before + (f'<p class="quiet">{escape(note)}</p>\n'.encode() if unconverted else b"") + after
 
 
-async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
+async def _can_be_read(page: PageRequest, chat: Chat) -> bool:
     try:
-        await services.shared.store.messages(owner, chat.id)
+        await page.store.messages(page.owner, chat.id)
     except StorageDamagedError:
         return False
     return True
