@@ -144,6 +144,22 @@ def test_project_names_and_texts_are_validated(start: Start) -> None:
         assert client.post("/documents", params={"library": wrong}, content=b"x").status_code == 404
 
 
+def test_project_deleted_during_a_change_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(answering()).ready()
+    store = type(server.shared.store.documents)
+    change_library = store.change_library
+
+    async def change_deleted(self: Any, owner: str, library_id: str, **changes: Any) -> bool:
+        await self.delete_library(owner, library_id)
+        return bool(await change_library(self, owner, library_id, **changes))
+
+    monkeypatch.setattr(store, "change_library", change_deleted)
+    for path, form in (("", {"instructions": "Be brief."}), ("/settings", {"temperature": "0.3"})):
+        page = f"/projects/{created(server.client, 'Birds')}"
+        refused = server.client.post(f"{page}{path}", data=form)
+        assert refused.status_code == 404 and "This project does not exist" in refused.text, path
+
+
 def test_memory_follows_documents_in_the_prompt_unless_disabled(start: Start) -> None:
     engine = answering()
     server = start(engine).ready()

@@ -60,9 +60,13 @@ async def change(page: Page, project: OwnProject, fields: Fields) -> Response:
             return await _respond(page, project, problem=problem, typed=typed)
     if not changes:
         raise Problem(400, words["error_form"])
-    is_taken = changes.get("name") == DEFAULT_LIBRARY
-    if is_taken or not await page.store.documents.change_library(page.owner, project.id, **changes):
-        raise Problem(409, words["error_project_taken"].format(name=changes["name"], limit=MAX_LIBRARIES_OF_OWNER))
+    name = changes.get("name")
+    is_changed = name != DEFAULT_LIBRARY and await page.store.documents.change_library(
+        page.owner, project.id, **changes
+    )
+    if not is_changed and name is not None:
+        raise Problem(409, words["error_project_taken"].format(name=name, limit=MAX_LIBRARIES_OF_OWNER))
+    require(is_changed, words["error_unknown_project"])  # the project was deleted in the meantime
     return RedirectResponse(f"/projects/{project.id}", 303)
 
 

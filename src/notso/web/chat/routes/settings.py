@@ -83,7 +83,8 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
         problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
         return await page.respond("_problem.html", 400, problem=problem)
     if project is not None:
-        await page.store.documents.change_library(page.owner, project.id, settings=settings)
+        changed = await page.store.documents.change_library(page.owner, project.id, settings=settings)
+        require(changed, words["error_unknown_project"])
         project = replace(project, settings=settings)
     elif chat is None:
         await page.store.set_defaults(page.owner, settings)
