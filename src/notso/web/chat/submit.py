@@ -73,16 +73,22 @@ from notso.web.values.request_id import request_id
 from notso.web.values.wording import number, translated, words
 
 
-async def prepare_prompt(services: ChatServices, request: Request, size: int) -> PreparedRequest | None:
-    """Render the prompt, which has about `size` characters. Raises Problem if it does not fit in the context.
-
-    Returns None if the model is not loaded or another error occurs; the engine reports the error later.
-    """
+async def _prepare(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
+    # Renders the prompt. Returns None if the model is not loaded. Raises ModelError.
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
         return None
+    size = text_size(view.line)
+    return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+
+
+async def prepare_prompt(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
+    """Render the prompt. Raises Problem if it does not fit in the context.
+
+    Returns None if the model is not loaded or another error occurs; the engine reports the error later.
+    """
     try:
-        return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+        return await _prepare(services, request, view)
     except ContextLengthError as error:
         used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
         sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))
@@ -355,18 +361,12 @@ async def fork(
         request, _ = await build_request(services, owner, view, choice)
         request = make_replayable(request, answer.generation_id)
         request = replay_request(run, request, message, keep_thinking=view.settings.keep_thinking)
-        await _require_same_prompt(services, request, text_size(view.line))
+        try:
+            await _prepare(services, request, view)
+        except ModelError as error:
+            raise Problem(409, words["error_fork"]) from error
         store = partial(services.shared.store.add_message, owner, new)
         return await _store_and_start(services, owner, view, answer, running, store, forked, choice)
-
-
-async def _require_same_prompt(services: ChatServices, request: Request, size: int) -> None:
-    engine = services.shared.engine.model(request.model).engine
-    try:
-        if engine is not None:
-            await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
-    except ModelError as error:
-        raise Problem(409, words["error_fork"]) from error
 
 
 async def add_summary(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
@@ -485,18 +485,8 @@ async def _store_and_start(
             request, offer = await build_request(services, owner, view, choice, answer.kind)
             if not parts:
                 request = make_replayable(request, answer.generation_id)
-            in_reasoning = bool(answer.reasoning) and not answer.content
-            turn = Turn(
-                answer,
-                request,
-                offer,
-                view.settings.keep_thinking,
-                parts,
-                trace.hurry and in_reasoning,
-                omitted_messages=view.left_out,
-                model=trace.model,
-                trace=trace,
-            )
+            hurry = trace.hurry and _is_reasoning(answer)
+            turn = Turn(answer, request, trace, offer, view.settings.keep_thinking, parts, hurry, view.left_out)
             services.turns.start(turn, running, prepared)
     return accepted, view
 
@@ -566,20 +556,14 @@ async def _build_resumed_turn(services: ChatServices, owner: str, message: Store
         request = replace(request, options=replace(request.options, token_ids=False))
         message = replace(message, content="", reasoning="")
     trace = replace(trace, resumes=trace.resumes + 1, tries=trace.tries + 1)
-    in_reasoning = bool(message.reasoning) and not message.content
-    return Turn(
-        message,
-        request,
-        offer,
-        view.settings.keep_thinking,
-        parts,
-        trace.runs[-1].hurry if trace.runs else trace.hurry and in_reasoning,
-        omitted_messages=view.left_out,
-        model=trace.model,
-        trace=trace,
-        log=TurnLog(trace.resumes * NUMBERS_OF_A_LOG),
-        is_taken_over=True,
-    )
+    hurry = trace.runs[-1].hurry if trace.runs else trace.hurry and _is_reasoning(message)
+    turn = Turn(message, request, trace, offer, view.settings.keep_thinking, parts, hurry, view.left_out)
+    turn.log, turn.is_taken_over = TurnLog(trace.resumes * NUMBERS_OF_A_LOG), True
+    return turn
+
+
+def _is_reasoning(answer: StoredMessage) -> bool:
+    return bool(answer.reasoning) and not answer.content
 
 
 async def load_branch_documents(
@@ -600,20 +584,31 @@ async def build_request(
     """Return the request for an answer or summary that follows the branch, and the offered tools."""
     if kind == "summary":
         return await summary_request(services, owner, view, choice), None
-    chat, settings = view.chat, view.settings
-    offer = await build_tool_offer(services, owner, view)
-    documents = await load_branch_documents(services, owner, view, choice)
-    messages = await asyncio.to_thread(prompt_messages, view.line, view.settings, documents)
-    options = RequestOptions(
-        thinking=chat.thinking,
-        tools=offer.definitions if offer is not None else None,
-        date=chat.prompt_date,
-        owner=owner,
+    settings, offer = view.settings, await build_tool_offer(services, owner, view)
+    definitions = offer.definitions if offer is not None else None
+    options = RequestOptions(tools=definitions, owner=owner, when_full=settings.when_full)
+    return await _branch_request(services, view, choice, settings.sampling, options), offer
+
+
+async def _branch_request(
+    services: ChatServices,
+    view: ChatView,
+    choice: ModelChoice,
+    params: SamplingParams,
+    options: RequestOptions,
+    *following: Message,
+) -> Request:
+    # Returns the request for a branch that `following` messages extend. `options` are those that depend on its purpose.
+    documents = await load_branch_documents(services, options.owner, view, choice)
+    messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), *following)
+    options = replace(
+        options,
+        thinking=view.chat.thinking,
+        date=view.chat.prompt_date,
         conversation=view.first_id,
-        when_full=settings.when_full,
         adapter=choice.adapter,
     )
-    return Request(messages, settings.sampling, documents.options(messages, options), choice.model), offer
+    return Request(messages, params, documents.options(messages, options), choice.model)
 
 
 async def _build_parts(
@@ -644,21 +639,10 @@ async def follow_up_request(
     when_full: WhenFull = "stop",
 ) -> Request:
     """Return a request that appends a message to the branch, for example to ask for a title."""
-    documents = await load_branch_documents(services, owner, view, choice)
-    messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), Message("user", text))
-    options = RequestOptions(
-        # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
-        thinking=view.chat.thinking,
-        tools=services.toolbox.definitions(view.settings.tool_names),
-        tool_choice="none",
-        date=view.chat.prompt_date,
-        priority=priority,
-        owner=owner,
-        conversation=view.first_id,
-        when_full=when_full,
-        adapter=choice.adapter,
-    )
-    return Request(messages, params, documents.options(messages, options), choice.model)
+    # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
+    tools = services.toolbox.definitions(view.settings.tool_names)
+    options = RequestOptions(tools=tools, tool_choice="none", priority=priority, owner=owner, when_full=when_full)
+    return await _branch_request(services, view, choice, params, options, Message("user", text))
 
 
 async def summary_request(
@@ -674,7 +658,7 @@ async def _prepare_and_reserve(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> PreparedRequest | None:
     # Renders the prompt and reserves quota, before anything is stored.
-    prepared = await prepare_prompt(services, request, text_size(view.line))
+    prepared = await prepare_prompt(services, request, view)
     if prepared is not None:
         await running.reserve(prepared.engine, submissions_for(request, prepared))
     return prepared

@@ -15,13 +15,12 @@ from notso.web.turns.turn_log import TurnLog
 class Turn:
     message: StoredMessage  # first the stored answer, which is continued if partial; in the end, the answer to store
     request: Request  # asks for the whole answer
+    trace: AnswerTrace  # as stored
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning
     parts: tuple[DocumentPart, ...] = ()  # requests that replace `request`
     hurry: bool = False  # whether to end unfinished reasoning at once
     omitted_messages: int = 0  # number of messages omitted from `request`
-    model: str | None = None  # value of the chat setting `model`
-    trace: AnswerTrace | None = None  # as stored
     last_usage: Usage | None = None  # usage of the last engine request
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # whether generation must stop, for any reason

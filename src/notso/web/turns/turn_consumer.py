@@ -56,7 +56,7 @@ class TurnConsumer:
         prepared: PreparedRequest | None,
     ) -> None:
         self.turn = turn
-        trace, is_recorded = turn.trace or AnswerTrace((), turn.model), turn.request.options.token_ids
+        trace, is_recorded = turn.trace, turn.request.options.token_ids
         self._recorder = TraceRecorder(trace, is_counted=turn.is_taken_over) if is_recorded else None
         unfinished = self._recorder if self._recorder is not None and self._recorder.is_within_run else None
         begun = message_before_run(unfinished.last, turn.message) if unfinished is not None else turn.message
@@ -319,9 +319,8 @@ class TurnConsumer:
                 self.consume([event])
                 if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part
                     answered += 1
-                    trace = self.turn.trace
-                    if trace is not None and answered > trace.parts:
-                        self.turn.trace = replace(trace, parts=answered, tries=1)
+                    if answered > self.turn.trace.parts:
+                        self.turn.trace = replace(self.turn.trace, parts=answered, tries=1)
                         await self._save_partial()
 
     @contextlib.contextmanager
@@ -399,7 +398,7 @@ class TurnConsumer:
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     @property
-    def _trace(self) -> AnswerTrace | None:
+    def _trace(self) -> AnswerTrace:
         return self._recorder.trace if self._recorder is not None else self.turn.trace
 
     @property
@@ -430,7 +429,7 @@ class TurnConsumer:
         log = self.turn.log
         log.ask("")
         trace = self._trace
-        is_handed_over = state == "interrupted" and self.turn.is_handed_over and self.turn.trace is not None
+        is_handed_over = state == "interrupted" and self.turn.is_handed_over
         for use in [] if is_handed_over else self.calls.abandon():
             await self._put_card(use)
         self._note = note
@@ -445,7 +444,7 @@ class TurnConsumer:
         log.words = len(message.content.split())
         error = note if state == "failed" else None
         if is_handed_over:  # another process continues the answer; this try does not count, because there was no crash
-            message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
+            message, trace = replace(message, state="running", renderer=0), replace(trace, tries=0)
         if not await self._save_final(message, trace):
             self.turn.is_unsaved = True
             state, error = "failed", words["failed_saving"]
@@ -460,7 +459,7 @@ class TurnConsumer:
             logger.warning("the quotations of a response were not looked up: %s", error)
             return ()
 
-    async def _save_final(self, message: StoredMessage, trace: AnswerTrace | None) -> bool:
+    async def _save_final(self, message: StoredMessage, trace: AnswerTrace) -> bool:
         outage_pauses = AWAY_RETRY_SECONDS if self._store.is_shared else ()
         for pause in (*SAVE_RETRY_SECONDS, *outage_pauses, None):
             try:
