@@ -6,6 +6,7 @@ Search shows the model only a few passages, too few to count or list things. Her
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -130,14 +131,11 @@ async def answer_parts(
             if is_stopped():
                 arrived.put_nowait((number, [Event("end", finish_reason="cancelled")]))
                 return
-            running = requests.open(request.options.owner, counts=False)
-            opened(running)
-            try:
+            with contextlib.closing(requests.open(request.options.owner, counts=False)) as running:
+                opened(running)
                 await running.begin(submissions_for(request), model=request.model)
                 async for _, events in running.events():
                     arrived.put_nowait((number, events))
-            finally:
-                running.close()
 
     tasks = [asyncio.create_task(ask(number, each.request)) for number, each in enumerate(parts)]
     try:
