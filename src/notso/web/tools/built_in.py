@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from notso.web.store.protocol import Attachment, Memory, SearchHit
 from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_tool import ChatTool, ToolContext
+from notso.web.tools.chat_tool import ChatTool, ToolContext, arguments_schema
 from notso.web.tools.fetch import FETCH
 from notso.web.values.durations import current_ms
 from notso.web.values.errors import ToolError
@@ -47,11 +47,7 @@ def _line(hit: SearchHit) -> str:
 CHAT_SEARCH = ChatTool(
     name="search_chats",
     description="Search the user's other chats for words.",
-    parameters={
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "Words that must all occur"}},
-        "required": ["query"],
-    },
+    parameters=arguments_schema({"query": ("string", "Words that must all occur")}, "query"),
     run=_search_chats,
 )
 
@@ -75,11 +71,7 @@ async def _remember(arguments: Mapping[str, Any], context: ToolContext) -> str:
 REMEMBER = ChatTool(
     name="remember",
     description="Remember a fact or wish for all later chats, if the user asks for it.",
-    parameters={
-        "type": "object",
-        "properties": {"text": {"type": "string", "description": "One sentence that is clear on its own"}},
-        "required": ["text"],
-    },
+    parameters=arguments_schema({"text": ("string", "One sentence that is clear on its own")}, "text"),
     run=_remember,
     always_asks=True,
 )
@@ -121,14 +113,9 @@ def attachment_excerpt(attachments: tuple[Attachment, ...], name: str, first_lin
 ATTACHMENT_READER = ChatTool(
     name="read_attachment",
     description="Read a text file that the user attached earlier in this chat.",
-    parameters={
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "description": "The file's name"},
-            "first_line": {"type": "integer", "description": "Where to begin; 1 if left out"},
-        },
-        "required": ["name"],
-    },
+    parameters=arguments_schema(
+        {"name": ("string", "The file's name"), "first_line": ("integer", "Where to begin; 1 if left out")}, "name"
+    ),
     run=_read_attachment,
 )
 
@@ -176,10 +163,7 @@ async def _get_time(arguments: Mapping[str, Any], context: ToolContext) -> str:
 CLOCK = ChatTool(
     name="clock",
     description="Get today's date and the time of day, here or in a time zone.",
-    parameters={
-        "type": "object",
-        "properties": {"zone": {"type": "string", "description": "For example Europe/Paris; left out: here"}},
-    },
+    parameters=arguments_schema({"zone": ("string", "For example Europe/Paris; left out: here")}),
     run=_get_time,
 )
 

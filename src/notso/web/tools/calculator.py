@@ -19,7 +19,7 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from notso.web.tools.chat_tool import ChatTool, ToolContext
+from notso.web.tools.chat_tool import ChatTool, ToolContext, arguments_schema
 from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
@@ -274,10 +274,6 @@ CALCULATOR = ChatTool(
         "Evaluate an arithmetic expression exactly: + - * / // % ^, parentheses, sqrt, abs, round, floor, ceil, min,"
         " max, gcd, lcm, factorial, pi."
     ),
-    parameters={
-        "type": "object",
-        "properties": {"expression": {"type": "string", "description": "For example (2 + 3) * 4"}},
-        "required": ["expression"],
-    },
+    parameters=arguments_schema({"expression": ("string", "For example (2 + 3) * 4")}, "expression"),
     run=_run,
 )

@@ -52,6 +52,12 @@ class ChatTool:
         return {"type": "function", "function": function}
 
 
+def arguments_schema(properties: Mapping[str, tuple[str, str]], *required: str) -> dict[str, Any]:
+    """Return the JSON schema of arguments, given as name -> (type, description)."""
+    rows = {name: {"type": kind, "description": text} for name, (kind, text) in properties.items()}
+    return {"type": "object", "properties": rows} | ({"required": list(required)} if required else {})
+
+
 def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Check the names, types and lengths of a built-in tool's arguments. Raises ToolError."""
     properties: Mapping[str, Any] = parameters.get("properties", {})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from notso.system.confinement import ConfinedWorkError
 from notso.system.processes import is_public_address
-from notso.web.tools.chat_tool import ChatTool, ToolContext
+from notso.web.tools.chat_tool import ChatTool, ToolContext, arguments_schema
 from notso.web.tools.page_text import page_text
 from notso.web.values.errors import ToolError
 
@@ -140,11 +140,7 @@ def _decode(body: bytes, charset: str) -> str:
 FETCH = ChatTool(
     name="fetch_page",
     description="Read the text of one public web page. The user is asked for each address.",
-    parameters={
-        "type": "object",
-        "properties": {"url": {"type": "string", "description": "http(s) address of the page"}},
-        "required": ["url"],
-    },
+    parameters=arguments_schema({"url": ("string", "http(s) address of the page")}, "url"),
     run=_run,
     seconds=SECONDS * (MAX_REDIRECTS + 1) + 10,
     always_asks=True,
