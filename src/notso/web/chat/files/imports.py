@@ -254,7 +254,7 @@ def _validate_own_chat(value: Any, at: int, derive_title: TitleOf) -> ImportedCh
         first = next((each.content for each in checked.messages if each.role == "user"), "")
         checked.title = derive_title(first)[:200]
     elif not checked.title:
-        raise Problem(400, words["import_invalid"].format(place=f"chats.{at}.title", reason="a title is required"))
+        raise _invalid(f"chats.{at}.title", "a title is required")
     return _to_stored_chat(checked)
 
 
@@ -263,20 +263,20 @@ def _to_stored_chat(source: _Chat) -> ImportedChat:
     new_ids: dict[str, str] = {}
     for message in source.messages:
         if message.id in new_ids:
-            raise Problem(400, words["import_invalid"].format(place="messages", reason="a duplicate id"))
+            raise _invalid("messages", "a duplicate id")
         if message.parent_id is not None and message.parent_id not in new_ids:
-            raise Problem(400, words["import_invalid"].format(place="messages", reason="a parent is missing"))
+            raise _invalid("messages", "a parent is missing")
         new_ids[message.id] = new_id()
     try:
         day = date.fromisoformat(source.prompt_date)
     except ValueError:
-        raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="invalid date")) from None
+        raise _invalid("prompt_date", "invalid date") from None
     form = {k: v for k, v in form_values(source.settings).items() if v}
     form.pop("tools", None)  # only users may enable tools; a file must not
     settings, problems = updated_settings({}, form)
     if problems:
         place, reason = next(iter(problems.items()))
-        raise Problem(400, words["import_invalid"].format(place=f"settings.{place}", reason=reason))
+        raise _invalid(f"settings.{place}", reason)
     chat = Chat(
         id=new_id(),
         title=" ".join(source.title.split()) or words["new_chat"],
@@ -341,7 +341,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     system = "\n\n".join(each.content for each in instructions if each.role != "user")
     settings, problems = updated_settings({}, {"system_prompt": system})
     if problems:
-        raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
+        raise _invalid("messages", problems["system_prompt"])
     thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _AssistantMessage))
     title = derive_title(next((each.content for each in instructions if each.role == "user"), ""))
     # A message list has no id: identify the chat by the digest of its messages.
@@ -361,8 +361,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     for number, each in enumerate(source.messages):
         if isinstance(each, _ToolResult):
             if each.tool_call_id not in unanswered:
-                place, reason = f"messages.{number}.tool_call_id", "no call with that id is waiting for a result"
-                raise Problem(400, words["import_invalid"].format(place=place, reason=reason))
+                raise _invalid(f"messages.{number}.tool_call_id", "no call with that id is waiting for a result")
             uses = list(messages[-1].tool_uses)
             at = unanswered.pop(each.tool_call_id)
             uses[at] = replace(uses[at], state="done", result=each.content)
@@ -400,8 +399,7 @@ def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredM
         for call in message.tool_calls or ()
     ]
     if len(answer.tool_uses) + len(calls) > MAX_TOOL_USES:
-        reason = f"a response with more than {MAX_TOOL_USES} calls"
-        raise Problem(400, words["import_invalid"].format(place="messages", reason=reason))
+        raise _invalid("messages", f"a response with more than {MAX_TOOL_USES} calls")
     return replace(
         answer,
         content=content,
@@ -409,6 +407,10 @@ def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredM
         generation_id=answer.generation_id or new_generation_id(),
         tool_uses=(*answer.tool_uses, *calls),
     )
+
+
+def _invalid(place: str, reason: str) -> Problem:
+    return Problem(400, words["import_invalid"].format(place=place, reason=reason))
 
 
 def _check_text(data: Any) -> None:
@@ -431,4 +433,4 @@ def _validate(model: type[M], data: Any, prefix: str = "") -> M:
         place = (prefix + ".".join(map(str, first["loc"])))[:100]
         no_role = first["type"].startswith("union_tag")
         reason = "a role must be system, developer, user, assistant or tool" if no_role else first["msg"]
-        raise Problem(400, words["import_invalid"].format(place=place, reason=reason)) from None
+        raise _invalid(place, reason) from None
