@@ -6,7 +6,6 @@ with /summarize, prompts then contain the summary in place of the earlier messag
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,7 +164,6 @@ class Compaction:
     def __init__(self, services: ChatServices) -> None:
         self._services = services
         self._requests = IdleRequests(services.shared.requests, services.turns)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def schedule_if_needed(self, turn: Turn) -> None:
         """Compact the turn's chat in the background if the chat is long and compaction is automatic."""
@@ -174,12 +172,9 @@ class Compaction:
         usage = turn.last_usage
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return
-        if 100 * (usage.prompt_tokens + usage.completion_tokens) >= WARN_PERCENT * engine.info.context_of(
-            turn.request.options
-        ):
-            task = asyncio.create_task(self._compact(turn))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        used, total = usage.prompt_tokens + usage.completion_tokens, engine.info.context_of(turn.request.options)
+        if 100 * used >= WARN_PERCENT * total:
+            self._requests.start(self._compact(turn))
 
     async def _compact(self, turn: Turn) -> None:
         services, owner, last = self._services, turn.request.options.owner, turn.message

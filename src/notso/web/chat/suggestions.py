@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from notso.web.engine.port import Request
 from notso.web.engine.running import RunningRequest, RunningRequests, submissions_for
@@ -32,12 +33,18 @@ class IdleRequests:
         self._requests = requests
         self._turns = turns
         self._running: set[RunningRequest] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         turns.at_start.append(lambda turn: self.stop())
 
     @property
     def is_idle(self) -> bool:
         loaded = [served.engine.stats() for served in self._requests.host.loaded() if served.engine is not None]
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def wait_until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
         """Wait `after_seconds`, and then until the engine is idle; return False after `patience_seconds`."""

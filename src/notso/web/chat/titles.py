@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from dataclasses import replace
@@ -32,13 +31,10 @@ class Titles:
     def __init__(self, services: ChatServices) -> None:
         self._services = services
         self._requests = IdleRequests(services.shared.requests, services.turns)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def schedule_if_needed(self, turn: Turn) -> None:
         if turn.message.state == "done" and turn.message.kind == "turn":
-            task = asyncio.create_task(self._generate_title(turn))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._requests.start(self._generate_title(turn))
 
     async def _generate_title(self, turn: Turn) -> None:
         services, store = self._services, self._services.shared.store
