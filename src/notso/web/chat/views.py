@@ -18,7 +18,7 @@ from notso.web.engine.model_names import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.store.protocol import Chat, ChatDefaults, ChatStore, ShownMessage, StoredMessage, TurnAccepted
-from notso.web.turns.chat_settings import merge_settings
+from notso.web.turns.chat_settings import ChatSettings, merge_settings
 from notso.web.turns.status_line import TurnStats, stats_from_message
 from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem, StorageError
@@ -109,25 +109,23 @@ async def render_chat_page(
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await page.store.chat_base(page.owner, project)
     settings = view.settings if view is not None else merge_settings(base.defaults)
-    path = await services.html_cache.path(
-        page.owner, view.path if view is not None else [], user_messages=not settings.raw_user_messages
-    )
+    path = view.path if view is not None else []
+    messages = await messages_context(page, path, settings)
     return await page.respond(
         "chat.html",
         problem.status if problem else 200,
-        **composer_context(services, chat, path),
+        **_composer_context(services, chat, path),
         **budget_context(base, chat),
         **status_context(services, view),
         **details_context(services, path),
         thinking=chat is None or chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
-        raw_user_messages=settings.raw_user_messages,
+        **messages,
         **await list_context(page, chat),
         prompts=await page.store.prompts(page.owner),
         chosen_documents=documents,
         project=base.project,
         temporary=chat.temporary if chat is not None else temporary,
-        path=path,
         earlier=view.earlier if view is not None else 0,
         finished=_just_ended(path),
         problem=problem.sentence if problem else "",
@@ -140,22 +138,11 @@ async def render_chat_page(
 
 async def render_turns(page: PageRequest, view: ShownView, *, toast: dict[str, str] | None = None) -> Response:
     """Render the shown branch; without htmx, redirect to the chat's page."""
-    chat, raw = view.chat, view.settings.raw_user_messages
     if not page.is_fragment:
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
-        return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path = await page.services.html_cache.path(page.owner, view.path, user_messages=not raw)
-    return await page.respond(
-        "_turns.html",
-        tab=page.tab,
-        revision=view.revision,
-        **composer_context(page.services, chat, path),
-        **status_context(page.services, view),
-        raw_user_messages=raw,
-        path=path,
-        earlier=view.earlier,
-        toast=toast,
-    )
+        return RedirectResponse(f"/chats/{view.chat.id}{undo}", 303)
+    context = await _turns_context(page, view, view.path, view.revision)
+    return await page.respond("_turns.html", **context, earlier=view.earlier, toast=toast)
 
 
 async def render_branch(
@@ -180,17 +167,26 @@ async def render_turn(
 
     after: the feed revision that the page has already received.
     """
-    raw = view.settings.raw_user_messages
-    return await page.respond(
-        "_turn.html",
-        tab=page.tab,
-        revision=after or view.revision,
-        **composer_context(page.services, view.chat, view.path),
+    context = await _turns_context(page, view, shown, after or view.revision)
+    return await page.respond("_turn.html", **context, finished=finished)
+
+
+async def _turns_context(
+    page: PageRequest, view: ShownView, shown: list[ShownMessage], revision: str
+) -> dict[str, Any]:
+    return {
+        **await messages_context(page, shown, view.settings),
+        **_composer_context(page.services, view.chat, view.path),
         **status_context(page.services, view),
-        raw_user_messages=raw,
-        path=await page.services.html_cache.path(page.owner, shown, user_messages=not raw),
-        finished=finished,
-    )
+        "tab": page.tab,
+        "revision": revision,
+    }
+
+
+async def messages_context(page: PageRequest, path: list[ShownMessage], settings: ChatSettings) -> dict[str, Any]:
+    raw = settings.raw_user_messages
+    shown = await page.services.html_cache.path(page.owner, path, user_messages=not raw)
+    return {"path": shown, "raw_user_messages": raw}
 
 
 async def render_page(
@@ -252,7 +248,7 @@ def _just_ended(path: list[ShownMessage]) -> bool:
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
-def composer_context(services: ChatServices, chat: Chat | None, path: list[ShownMessage]) -> dict[str, Any]:
+def _composer_context(services: ChatServices, chat: Chat | None, path: list[ShownMessage]) -> dict[str, Any]:
     answering = next((shown.message for shown in path if shown.message.active), None)
     return {
         "chat": chat,

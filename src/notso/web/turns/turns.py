@@ -55,7 +55,7 @@ class Turns:
         # Forwards a method call (name, arguments) to the replica that runs the turn. Returns False if there is no
         # other replica.
         self.forward: Callable[..., bool] = lambda method, *arguments: False
-        self._marks: dict[str, Mark] = {}
+        self.marks: dict[str, Mark] = {}
         self._store = store
         self._requests = requests
         self._renderer = renderer
@@ -104,7 +104,7 @@ class Turns:
         )
         self._consumers[turn.id] = consumer
         turn.log.at_phase = lambda: self._update_mark(turn)
-        self._marks[turn.message.chat_id] = mark_for_phase(turn.log.status.phase)
+        self.marks[turn.message.chat_id] = mark_for_phase(turn.log.status.phase)
         if not consumer.calls.open:
             phase = "queued" if self._requests.host.model(turn.request.model).accepts_requests else "loading"
             # Set the phase now, because a long step of the engine may delay the turn's first event.
@@ -117,14 +117,10 @@ class Turns:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    @property
-    def marks(self) -> Mapping[str, Mark]:
-        return self._marks
-
     def _update_mark(self, turn: Turn) -> None:
         chat_id, mark = turn.message.chat_id, mark_for_phase(turn.log.status.phase)
-        if self._marks.get(chat_id, mark) != mark:
-            self._marks[chat_id] = mark
+        if self.marks.get(chat_id, mark) != mark:
+            self.marks[chat_id] = mark
             for callback in self.at_mark:
                 callback(turn)
 
@@ -256,7 +252,7 @@ class Turns:
         finally:
             del self._consumers[turn.id]
             turn.log.at_phase = None
-            self._marks.pop(turn.message.chat_id, None)
+            self.marks.pop(turn.message.chat_id, None)
             self._keep_finished(turn)
             for callback in self.at_end:
                 callback(turn, consumer.usage, consumer.finish_reason)

@@ -38,6 +38,7 @@ from notso.web.chat.views import (
     details_context,
     find_generation,
     last_shown_id,
+    messages_context,
     render_chat_page,
     render_turn,
     status_context,
@@ -119,14 +120,8 @@ async def show_earlier(page: Page, chat_id: str, before: str = "") -> Response:
     view = await read_earlier(page.services, page.owner, chat_id, before)
     if not page.is_fragment:
         return RedirectResponse(f"/chats/{chat_id}", 303)
-    raw = view.settings.raw_user_messages
-    return await page.respond(
-        "_earlier.html",
-        chat=view.chat,
-        path=await page.services.html_cache.path(page.owner, view.path, user_messages=not raw),
-        earlier=view.earlier,
-        raw_user_messages=raw,
-    )
+    context = await messages_context(page, view.path, view.settings)
+    return await page.respond("_earlier.html", chat=view.chat, earlier=view.earlier, **context)
 
 
 @router.post("/chats/{chat_id}/messages", dependencies=[USES_MODEL])
