@@ -33,14 +33,10 @@ def require(found: T | None, sentence: str = "", status: int = 404) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownView:
-    """The part of a chat that a page shows. `earlier`: number of older messages."""
-
+class _View:
     chat: Chat
     base: ChatDefaults
-    path: list[ShownMessage]
-    earlier: int
-    revision: str
+    revision: str  # all changes up to this feed position are included
 
     @property
     def settings(self) -> ChatSettings:
@@ -48,22 +44,23 @@ class ShownView:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatView:
+class ShownView(_View):
+    """The part of a chat that a page shows. `earlier`: number of older messages."""
+
+    path: list[ShownMessage]
+    earlier: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatView(_View):
     """Input for prompts: a chat, its defaults and the end of one branch."""
 
-    chat: Chat
-    base: ChatDefaults
-    revision: str  # all changes up to this feed position are included
     line: tuple[StoredMessage, ...] = ()
     # Id of the branch's first message, which identifies the conversation in the prompt cache. The chat's id is not used
     # for this, because a cleared chat keeps its id.
     first_id: str | None = None
     above: int = 0  # number of earlier messages that were not loaded: they are summarized, or do not fit in any prompt
     summarized: bool = False  # whether `line` starts with a summary of these earlier messages
-
-    @property
-    def settings(self) -> ChatSettings:
-        return effective_settings(self.base, self.chat)
 
     @property
     def left_out(self) -> int:
@@ -136,7 +133,7 @@ async def read_new_turn(services: ChatServices, owner: str, view: ChatView, acce
         shown = await read_turn(services, owner, accepted, limit=3)  # with the turn before, to link to its question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [ShownMessage(question, (question.id,), previous_question), ShownMessage(answer, (answer.id,), question.id)]
-    return ShownView(view.chat, view.base, path, 0, view.revision)
+    return ShownView(view.chat, view.base, view.revision, path, 0)
 
 
 async def read_shown(
@@ -182,7 +179,7 @@ async def read_earlier(services: ChatServices, owner: str, chat_id: str, message
 
 
 def _to_view(found: ShownChat, revision: str) -> ShownView:
-    return ShownView(found.chat, found.base, _unlink_missing(list(found.path), found.earlier), found.earlier, revision)
+    return ShownView(found.chat, found.base, revision, _unlink_missing(list(found.path), found.earlier), found.earlier)
 
 
 def _unlink_missing(path: list[ShownMessage], earlier: int) -> list[ShownMessage]:

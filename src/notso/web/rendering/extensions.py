@@ -31,14 +31,6 @@ MAX_QUOTATION = 2_000
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
-def enable_inline_marks(parser: MarkdownIt) -> None:
-    """Add parser rules for bare URLs, task list boxes, footnotes (token `note`) and quotations (token `quotation`)."""
-    parser.inline.ruler.after("text", "bare_address", _bare_url)
-    parser.inline.ruler.before("link", "note", _footnote_mark)
-    parser.inline.ruler.before("note", "quotation", _quotation)
-    parser.core.ruler.after("inline", "boxes", _task_list_boxes)
-
-
 def _bare_url(state: StateInline, silent: bool) -> bool:
     # markdown-it's rule for text stops at the colon of https://...; at that point, the scheme is in `state.pending`.
     if state.src[state.pos] != ":" or state.linkLevel > 0:
@@ -127,6 +119,10 @@ _CJK = re.compile(
 
 
 def enable_extensions(parser: MarkdownIt) -> None:
+    parser.inline.ruler.after("text", "bare_address", _bare_url)
+    parser.inline.ruler.before("link", "note", _footnote_mark)
+    parser.inline.ruler.before("note", "quotation", _quotation)
+    parser.core.ruler.after("inline", "boxes", _task_list_boxes)
     parser.inline.ruler.before("html_inline", "inert_html", _inert_html)
     parser.inline.ruler.at("emphasis", _emphasis)
     parser.block.ruler.before("fence", "details", _details, {"alt": ["paragraph", "blockquote", "list", "table"]})

@@ -10,7 +10,7 @@ with escaped text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from html.parser import HTMLParser
 
@@ -26,7 +26,7 @@ from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
 from notso.web.rendering.code import TOKEN_CLASSES, code_block
-from notso.web.rendering.extensions import ALERTS, alert_title, enable_extensions, enable_inline_marks
+from notso.web.rendering.extensions import ALERTS, alert_title, enable_extensions
 from notso.web.rendering.math import MAX_FORMULA_CHARACTERS, enable_math, formula_html
 from notso.web.values.wording import words
 
@@ -192,13 +192,9 @@ def _refuse_long_paragraphs(state: StateCore) -> None:
         raise _LongParagraphError
 
 
-def _link(state: StateInline, silent: bool) -> bool:
+def _if_target_follows(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
     # Without this check, markdown-it would scan to the end of the text at each bracket that starts no link.
-    return state.src.find("](", state.pos) >= 0 and link(state, silent)
-
-
-def _image(state: StateInline, silent: bool) -> bool:
-    return state.src.find("](", state.pos) >= 0 and image(state, silent)
+    return lambda state, silent: state.src.find("](", state.pos) >= 0 and rule(state, silent)
 
 
 def _parser() -> MarkdownIt:
@@ -208,7 +204,6 @@ def _parser() -> MarkdownIt:
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )
     enable_math(parser)
-    enable_inline_marks(parser)
     enable_extensions(parser)
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
     interrupted = ["paragraph", "blockquote", "list", "table"]
@@ -216,8 +211,8 @@ def _parser() -> MarkdownIt:
     parser.block.ruler.before("too_deep", "budget", _check_budget, {"alt": interrupted})
     parser.inline.ruler.before("text", "budget", _check_budget)
     parser.inline.ruler2.before("balance_pairs", "budget", _check_delimiters)
-    parser.inline.ruler.at("link", _link)
-    parser.inline.ruler.at("image", _image)
+    parser.inline.ruler.at("link", _if_target_follows(link))
+    parser.inline.ruler.at("image", _if_target_follows(image))
     parser.core.ruler.before("inline", "long_paragraphs", _refuse_long_paragraphs)
     return parser
 
