@@ -158,25 +158,17 @@ class Pages:
             setting_choices=CHOICES,
             always_asking={tool.name for tool in BUILT_IN_TOOLS if tool.always_asks},
         )
+        filters: tuple[Callable[..., Any], ...] = (
+            *(self.answer_html, reasoning_html, pretty_json, printable, visible, tool_brief, tool_duration),
+            *(number, translated, unreadable, by_day, iso_time, iso_day),
+        )
         self._environment.filters.update(
-            answer_html=self.answer_html,
-            pretty_json=pretty_json,
-            printable=printable,
-            visible=visible,
-            tool_brief=tool_brief,
-            tool_duration=tool_duration,
-            reasoning_html=reasoning_html,
+            {each.__name__: each for each in filters},
             size=human_size,
             duration=human_duration,
             count=human_count,
-            number=number,
             ltr=isolate_direction,
-            translated=translated,
-            unreadable=unreadable,
             rate=format_rate,
-            by_day=by_day,
-            iso_time=iso_time,
-            iso_day=iso_day,
         )
 
     async def html(self, request: Request, template: str, **context: Any) -> bytes:

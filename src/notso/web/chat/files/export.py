@@ -200,25 +200,17 @@ def _chat_json(chat: Chat) -> dict[str, Any]:
     }
 
 
+# HTML is omitted because it can be rendered again, and generation ids because they are internal.
+_MESSAGE_FIELDS = (
+    *("id", "parent_id", "chosen_child", "role", "kind", "content", "reasoning", "state", "note", "edited"),
+    *("attachments", "tool_uses", "dropped_messages", "created_ms", "model", "rating", "numbers"),
+)
+
+
 def _message_json(message: StoredMessage) -> dict[str, Any]:
-    return {
-        # HTML is omitted because it can be rendered again, and generation ids because they are internal.
-        "id": message.id,
-        "parent_id": message.parent_id,
-        "chosen_child": message.chosen_child,
-        "role": message.role,
-        "kind": message.kind,
-        "content": message.content,
-        "reasoning": message.reasoning,
-        "state": message.state,
-        "note": message.note,
-        "edited": message.edited,
+    return {name: getattr(message, name) for name in _MESSAGE_FIELDS} | {
         "attachments": [{"name": each.name, "text": each.text} for each in message.attachments],
         "tool_uses": [asdict(each) for each in message.tool_uses],
-        "dropped_messages": message.dropped_messages,
-        "created_ms": message.created_ms,
-        "model": message.model,
-        "rating": message.rating,
         "numbers": asdict(message.numbers),
     }
 
