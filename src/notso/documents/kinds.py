@@ -34,24 +34,11 @@ NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
 """Kinds that native code parses. By default, they are read only if the system supports Landlock and seccomp."""
 
 _UNREADABLE_STARTS = {
-    b"\x89PNG": "an image",
-    b"\xff\xd8\xff": "an image",
-    b"GIF8": "an image",
-    b"RIFF": "a media file",
-    b"II*\0": "an image",
-    b"MM\0*": "an image",
-    b"\x1f\x8b": "a compressed file",
-    b"BZh": "a compressed file",
-    b"\xfd7zXZ": "a compressed file",
-    b"7z\xbc\xaf": "a compressed file",
-    b"Rar!": "a compressed file",
-    b"(\xb5/\xfd": "a compressed file",
-    b"\x7fELF": "a program",
-    b"MZ": "a program",
-    b"\xca\xfe\xba\xbe": "a program",
-    b"SQLite format 3": "a database",
-    b"OggS": "a media file",
-    b"ID3": "a media file",
+    "an image": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*"),
+    "a media file": (b"RIFF", b"OggS", b"ID3"),
+    "a compressed file": (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!", b"(\xb5/\xfd"),
+    "a program": (b"\x7fELF", b"MZ", b"\xca\xfe\xba\xbe"),
+    "a database": (b"SQLite format 3",),
 }
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -65,8 +52,9 @@ def detect_container(head: bytes, extension: str) -> Container:
         return "zip"
     if head.startswith(_OLE_START):
         return "ole"
-    for start, what in _UNREADABLE_STARTS.items():
-        if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
+    for what, starts in _UNREADABLE_STARTS.items():
+        start = next(filter(head.startswith, starts), None)
+        if start is not None and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
             raise UnreadableError(f"is {what}, which cannot be read", "document_not_text")
     # PDF readers accept other bytes before "%PDF-". Here, only a file named .pdf may begin with other bytes, because a
     # text may mention "%PDF-".
@@ -133,16 +121,16 @@ def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
 def _read_ole(file: BinaryIO) -> Iterator[str]:
     file.seek(0)
     data = file.read()
-    for name, error in (
-        ("EncryptedPackage", UnreadableError("is encrypted", "document_encrypted")),
-        ("WordDocument", UnreadableError("is a Word 97 document; save it as DOCX", "document_word")),
-        (
-            "PowerPoint Document",
-            UnreadableError("is a PowerPoint 97 presentation; save it as PPTX", "document_powerpoint"),
+    errors = {
+        "EncryptedPackage": UnreadableError("is encrypted", "document_encrypted"),
+        "WordDocument": UnreadableError("is a Word 97 document; save it as DOCX", "document_word"),
+        "PowerPoint Document": UnreadableError(
+            "is a PowerPoint 97 presentation; save it as PPTX", "document_powerpoint"
         ),
-        ("__properties_version1.0", UnreadableError("is an Outlook message; save it as EML", "document_outlook")),
-    ):
-        if name.encode("utf-16-le") in data:
+        "__properties_version1.0": UnreadableError("is an Outlook message; save it as EML", "document_outlook"),
+    }
+    for stream, error in errors.items():
+        if stream.encode("utf-16-le") in data:
             raise error
     yield from read_spreadsheet(file)
 
