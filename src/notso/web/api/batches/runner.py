@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
+from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.background import internal_scope, send_internal, wait_if_busy
 from notso.web.api.shared.batch_line import read_line
 from notso.web.api.shared.services import ApiServices
@@ -288,7 +289,7 @@ def _validate_input(content: bytes, endpoint: str) -> tuple[list[bytes], list[di
             entry = read_line(line.strip(), (endpoint,))
             if entry.custom_id in seen:
                 message = f"custom_id is already used by an earlier line: {entry.custom_id[:80]}"
-                raise ApiError(400, "duplicate_custom_id", message, param="custom_id")
+                raise invalid_field("custom_id", message, "duplicate_custom_id")
             seen.add(entry.custom_id)
             lines.append(line.strip())
         except ApiError as error:

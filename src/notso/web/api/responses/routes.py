@@ -114,7 +114,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
         return await large_response(lambda: body)
     stored = await get_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
-        raise ApiError(400, "invalid_value", "only a background response can be canceled", param="response_id")
+        raise invalid_field("response_id", "only a background response can be canceled")
     return await large_response(lambda: stored.body)
 
 

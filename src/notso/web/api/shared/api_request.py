@@ -18,8 +18,7 @@ from notso.smollm3 import (
     dropped_parts,
     ignored_keywords,
 )
-from notso.web.api.request_fields.fields import MAX_HINTS, RequestHint
-from notso.web.edge.errors import ApiError
+from notso.web.api.request_fields.fields import MAX_HINTS, RequestHint, invalid_field, unsupported_field
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
 """The messages of a conversation, or the token ids or text that the model continues."""
@@ -58,12 +57,10 @@ class ApiRequest:
         """Raise ApiError (400) for a prompt that exceeds `prompt_limit`. `count` returns a prompt's token count."""
         for prompt in self.prompts if self.prompt_limit is not None else ():
             if (length := count(prompt)) > (self.prompt_limit or 0):
-                raise ApiError(
-                    400,
-                    "unsupported_parameter",
+                raise unsupported_field(
+                    "truncate_prompt_tokens",
                     f"the prompt has {length:,} tokens, and prompts are never cut: shorten it, or remove "
                     "truncate_prompt_tokens",
-                    param="truncate_prompt_tokens",
                 )
 
     @property
@@ -101,9 +98,8 @@ def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool
             roles, has_tools = [each.role for each in messages], bool(api_request.options.tools)
             found |= dict.fromkeys(dropped_parts(info.template_drops, roles, messages[0].content, has_tools))
     if found and strict:
-        message = f"the model's chat template would omit {next(iter(found))}"
-        message += ", which --strict-fields refuses"
-        raise ApiError(400, "unsupported_value", message, param="messages")
+        message = f"the model's chat template would omit {next(iter(found))}, which --strict-fields refuses"
+        raise invalid_field("messages", message, "unsupported_value")
     return list(found)
 
 
@@ -114,8 +110,7 @@ def check_work(info: ModelInfo, api_request: ApiRequest) -> None:
     work = tokens * (1 + (api_request.options.top_logprobs or 0))
     if work > MAX_WORK:
         formula = "max_tokens x n x prompts x (1 + top_logprobs)"
-        message = f"{formula} is {work:,}; the maximum is {MAX_WORK:,}"
-        raise ApiError(400, "invalid_value", message, param="max_tokens")
+        raise invalid_field("max_tokens", f"{formula} is {work:,}; the maximum is {MAX_WORK:,}")
 
 
 def ignored_headers(api_request: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from notso.web.api.request_fields.fields import parse_object
+from notso.web.api.request_fields.fields import invalid_field, parse_object, unsupported_field
 from notso.web.edge.errors import ApiError
 
 MAX_LINE_BYTES = 1 << 20
@@ -29,16 +29,16 @@ def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
     entry = parse_object(content)
     custom_id, url, body = entry.get("custom_id"), entry.get("url"), entry.get("body")
     if not isinstance(custom_id, str) or not custom_id:
-        raise ApiError(400, "invalid_value", "custom_id must be a non-empty string", param="custom_id")
+        raise invalid_field("custom_id", "custom_id must be a non-empty string")
     if entry.get("method") != "POST":
-        raise ApiError(400, "invalid_value", "method must be POST", param="method")
+        raise invalid_field("method", "method must be POST")
     if not isinstance(url, str) or url not in urls:
-        raise ApiError(400, "not_supported", f"url must be {' or '.join(sorted(urls))}", param="url")
+        raise invalid_field("url", f"url must be {' or '.join(sorted(urls))}", "not_supported")
     if not isinstance(body, dict):
-        raise ApiError(400, "invalid_value", "body must be an object", param="body")
+        raise invalid_field("body", "body must be an object")
     for name in ("stream", *(["background"] if url == "/v1/responses" else [])):
         if body.get(name):
-            raise ApiError(400, "unsupported_parameter", f"{name} is not supported in a batch", param=name)
+            raise unsupported_field(name, f"{name} is not supported in a batch")
     unknown = tuple(name[:80] for name in entry if name not in ("custom_id", "method", "url", "body"))
     return BatchLine(custom_id, url, body, unknown)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from fastapi import Request
 
 from notso.smollm3 import ModelInfo, RequestOptions, SamplingParams, Usage
+from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import generate_choices, run_prompt_work, serving
-from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 MAX_INPUTS = 2048
@@ -53,11 +53,8 @@ async def compute_embeddings(
     events = list(itertools.chain.from_iterable(choices))
     vectors = [event.embedding for event in events if event.kind == "embedding"]
     if api_request.dimensions is not None and vectors and len(vectors[0]) != api_request.dimensions:
-        raise ApiError(
-            400,
-            "invalid_value",
-            f"dimensions must be {len(vectors[0])}: the model was not trained for other dimensions",
-            param="dimensions",
+        raise invalid_field(
+            "dimensions", f"dimensions must be {len(vectors[0])}: the model was not trained for other dimensions"
         )
     usages = [event.usage for event in events if event.usage is not None]
     return Embeddings(info, vectors, usages)

@@ -250,4 +250,4 @@ async def _read(request: Request, file: RequestFile) -> Document:
     except (binascii.Error, ValueError):
         raise invalid_field(file.param, f"{file.param} is not base64") from None
     except UnreadableError as error:
-        raise ApiError(400, "invalid_value", f"{file.param}: the file {error}", param=file.param) from None
+        raise invalid_field(file.param, f"{file.param}: the file {error}") from None

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import NotsoError
+from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.background import receive_once
 from notso.web.api.shared.resumable import (
     PING_SECONDS,
@@ -84,9 +85,7 @@ class IdempotencyMiddleware:
             return
         try:
             if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
-                raise ApiError(
-                    400, "invalid_value", "Idempotency-Key must be 1 to 255 printable ASCII characters", param=HEADER
-                )
+                raise invalid_field(HEADER, "Idempotency-Key must be 1 to 255 printable ASCII characters")
             request.state.caller = caller  # so that the body counts against this owner's limit
             message = await receive()
             if message["type"] != "http.request":

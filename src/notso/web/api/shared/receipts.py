@@ -16,9 +16,9 @@ from typing import Any
 from fastapi import Request
 
 from notso.smollm3 import Event, NotsoError
+from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.resumable import TokenRecord
 from notso.web.api.shared.serializer import Serializer, as_json
-from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.running import Submission
 
@@ -30,7 +30,7 @@ def requested_receipt(request: Request) -> str | None:
     """Return the requested form of receipt, or None. Raises ApiError (400) if unknown."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
-        raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
+        raise invalid_field(RECEIPT, f"{RECEIPT} must be open or sealed")
     return form
 
 

@@ -21,7 +21,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
-from notso.web.api.request_fields.fields import Notes, find_hints, parse_object, read_fields, reject_hints
+from notso.web.api.request_fields.fields import (
+    Notes,
+    find_hints,
+    invalid_field,
+    parse_object,
+    read_fields,
+    reject_hints,
+)
 from notso.web.api.request_fields.sampling_fields import MAX_CHOICES
 from notso.web.api.shared.api_request import (
     ApiRequest,
@@ -214,21 +221,19 @@ async def respond(
             host.keep(host.model(choice.model), api_request.keep_alive_s)
         # Only n (answers per prompt) is limited to max_num_seqs. Further prompts wait in the engine's queue.
         if n > info.max_num_seqs:
-            raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
+            raise invalid_field("n", f"n must be at most {info.max_num_seqs} on this server")
         if choices > max(MAX_CHOICES, n):
-            raise ApiError(400, "invalid_value", f"n times the number of prompts exceeds {MAX_CHOICES}", param="n")
+            raise invalid_field("n", f"n times the number of prompts exceeds {MAX_CHOICES}")
         check_work(info, api_request)
         if conversation is not None and n > 1:
-            raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
+            raise invalid_field("n", "n must be 1 with X-Conversation-Id")
         if conversation is not None and choices > 1:
-            raise ApiError(400, "invalid_value", "only one prompt is allowed with X-Conversation-Id", param="prompt")
+            raise invalid_field("prompt", "only one prompt is allowed with X-Conversation-Id")
         serializer = serializer_of(info)
         running.name = serializer.id
         if api_request.background:
             if conversation is not None:
-                raise ApiError(
-                    400, "invalid_value", "X-Conversation-Id cannot be combined with background", param=CONVERSATION
-                )
+                raise invalid_field(CONVERSATION, "X-Conversation-Id cannot be combined with background")
             conversation = serializer.id
         cache_owner = secrets.token_hex(16) if api_request.fresh else owner  # a random owner has no cached prompts
         priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
@@ -308,9 +313,7 @@ def conversation_name(request: Request) -> str | None:
     """Return the conversation header. Raises ApiError (400) if malformed."""
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
-        raise ApiError(
-            400, "invalid_value", "X-Conversation-Id must be 1 to 128 visible ASCII characters", param=CONVERSATION
-        )
+        raise invalid_field(CONVERSATION, "X-Conversation-Id must be 1 to 128 visible ASCII characters")
     return name
 
 
