@@ -50,7 +50,7 @@ class ControlFields(Fields):
 
 @router.post("/chat/completions", dependencies=[GUARDED])
 @router.post("/v1/chat/completions", dependencies=[GUARDED])
-async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
+async def chat_completions(request: Request) -> Response:
     """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     api_request = await read_openai_request(request, parse_chat_request)
     unfinished = resumed_response(request)
@@ -58,8 +58,6 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
     created = created_ms(request) // 1000
     return await respond(
         request,
-        services,
-        owner,
         api_request,
         lambda info: ChatSerializer(api_request, Completion(model_id(info), fingerprint(info), name, created)),
     )
@@ -85,7 +83,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
     if not _NUMBER.fullmatch(requested if last is None else last):
         raise invalid_field("from", "from must be an event number, 0 or more")
     start = int(requested) if last is None else int(last) + 1
-    return reread_stream(services, owner, stream, start)
+    return reread_stream(request, stream, start)
 
 
 @router.delete("/v1/stream", dependencies=[GUARDED])

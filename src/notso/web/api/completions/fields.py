@@ -49,7 +49,7 @@ from notso.web.api.shared.completion import (
 )
 from notso.web.api.shared.serializer import DONE, Serializer, data_event, progress_body
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
+from notso.web.api.shared.serving import read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
@@ -267,7 +267,7 @@ router = APIRouter()
 
 
 @router.post("/v1/completions", dependencies=[GUARDED])
-async def completions(request: Request, services: Services, owner: Owner) -> Response:
+async def completions(request: Request, services: Services) -> Response:
     """Create a completion of a text. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     api_request = await read_body(request, parse_text_request)
     if api_request.echo and not all(api_request.texts):
@@ -276,8 +276,6 @@ async def completions(request: Request, services: Services, owner: Owner) -> Res
             api_request = await run_prompt_work(request, lambda: decode_prompts(parsed, model.engine.detokenize))
     return await respond(
         request,
-        services,
-        owner,
         api_request,
         lambda info: TextSerializer(api_request, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
     )

@@ -53,7 +53,7 @@ from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.completion import Choice, logprob_entry, new_choice, new_id, timings
 from notso.web.api.shared.serializer import Serializer, data_event, progress_body
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, read_body, respond, run_prompt_work, serving
+from notso.web.api.shared.serving import read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import api_error_of
 from notso.web.engine.model_names import model_id
@@ -426,13 +426,11 @@ router = APIRouter()
 
 @router.post("/completion", dependencies=[GUARDED])
 @router.post("/completions", dependencies=[GUARDED])
-async def completion(request: Request, services: Services, owner: Owner) -> Response:
+async def completion(request: Request, services: Services) -> Response:
     """Continue a text, in llama.cpp's format. Control tokens in the text are recognized. Disconnecting stops the
     answer, unless X-Conversation-Id or Idempotency-Key was sent."""
     parsed = await read_body(request, parse_native_request)
     async with serving(services, parsed.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
         api_request = await run_prompt_work(request, lambda: tokenize_request(parsed, tokenize, detokenize))
-    return await respond(
-        request, services, owner, api_request, lambda info: NativeSerializer(api_request, info, new_id("cmpl"))
-    )
+    return await respond(request, api_request, lambda info: NativeSerializer(api_request, info, new_id("cmpl")))

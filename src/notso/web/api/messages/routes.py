@@ -21,8 +21,8 @@ from notso.web.api.messages.request import (
 from notso.web.api.shared.completion import new_id, parse_arguments
 from notso.web.api.shared.given_documents import read_body_with_files
 from notso.web.api.shared.serializer import PRELIMINARY_KINDS, Serializer, named_event
-from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, respond, run_prompt_work, serving
+from notso.web.api.shared.services import api_services
+from notso.web.api.shared.serving import as_api_error, count_prompt_tokens, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -31,23 +31,19 @@ router = APIRouter()
 
 
 @router.post("/v1/messages", dependencies=[GUARDED])
-async def messages(request: Request, services: Services, owner: Owner) -> Response:
+async def messages(request: Request) -> Response:
     """Create a message. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
-    api_request = await _read(request, services, parse_message_request)
+    api_request = await _read(request, parse_message_request)
     return await respond(
-        request,
-        services,
-        owner,
-        api_request,
-        lambda info: MessageSerializer(api_request, model_id(info), new_id("msg", "_")),
+        request, api_request, lambda info: MessageSerializer(api_request, model_id(info), new_id("msg", "_"))
     )
 
 
 @router.post("/v1/messages/count_tokens", dependencies=[GUARDED])
-async def count_tokens(request: Request, services: Services) -> Response:
+async def count_tokens(request: Request) -> Response:
     """Count the prompt's tokens."""
-    api_request = await _read(request, services, parse_count_request)
-    count, headers = await count_prompt_tokens(request, services, api_request)
+    api_request = await _read(request, parse_count_request)
+    count, headers = await count_prompt_tokens(request, api_request)
     body: dict[str, Any] = {"input_tokens": count}
     if api_request.management is not None:
         cleared = sum(each["cleared_input_tokens"] for each in api_request.applied)
@@ -55,7 +51,8 @@ async def count_tokens(request: Request, services: Services) -> Response:
     return JSONResponse(body, headers=headers)
 
 
-async def _read(request: Request, services: ApiServices, parse: Callable[..., MessageRequest]) -> MessageRequest:
+async def _read(request: Request, parse: Callable[..., MessageRequest]) -> MessageRequest:
+    services = api_services(request)
     keep_volatile = services.shared.settings.keep_volatile
     api_request = await read_body_with_files(request, find_files, partial(parse, keep_volatile=keep_volatile))
     if api_request.management is None:

@@ -42,8 +42,8 @@ from notso.web.api.shared.completion import (
 )
 from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
 from notso.web.api.shared.serializer import Serializer, as_json, large_response
-from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import CONVERSATION, Owner, read_body, resolve_model_choice, respond, serving
+from notso.web.api.shared.services import Services, api_services
+from notso.web.api.shared.serving import CONVERSATION, read_body, resolve_model_choice, respond, serving
 from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import LATEST, accepted_names, model_id, other_installed_models
@@ -335,15 +335,15 @@ router = APIRouter()
 
 
 @router.post("/api/chat", dependencies=[GUARDED])
-async def chat(request: Request, services: Services, owner: Owner) -> Response:
+async def chat(request: Request) -> Response:
     """Generate the next chat message, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
-    return await _answer(request, services, owner, await _read(request, parse_chat))
+    return await _answer(request, await _read(request, parse_chat))
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
-async def generate(request: Request, services: Services, owner: Owner) -> Response:
+async def generate(request: Request) -> Response:
     """Create a completion of a prompt, in Ollama's format. Disconnecting stops it, unless Idempotency-Key was sent."""
-    return await _answer(request, services, owner, await _read(request, parse_generate))
+    return await _answer(request, await _read(request, parse_generate))
 
 
 async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
@@ -354,8 +354,9 @@ async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaReq
     return await read_body(request, parse, of_any_type=True)
 
 
-async def _answer(request: Request, services: ApiServices, owner: str, api_request: OllamaRequest) -> Response:
-    host, requested_name = services.shared.engine, api_request.model
+async def _answer(request: Request, api_request: OllamaRequest) -> Response:
+    services, requested_name = api_services(request), api_request.model
+    host = services.shared.engine
     api_request = replace(api_request, model=resolve_ollama_name(requested_name, host.default.info))
     # Other users share the model, so only operators control how long it stays loaded.
     if api_request.keep_alive_s is not None and not caller_of(request).is_operator:
@@ -376,11 +377,7 @@ async def _answer(request: Request, services: ApiServices, owner: str, api_reque
         body = OllamaSerializer(api_request, name).empty_body(reason)
         return JSONResponse(body, headers=ignored_headers(api_request))
     response = await respond(
-        request,
-        services,
-        owner,
-        api_request,
-        lambda info: OllamaSerializer(api_request, requested_name or listed_name(info)),
+        request, api_request, lambda info: OllamaSerializer(api_request, requested_name or listed_name(info))
     )
     if api_request.stream:
         response.headers["content-type"] = MEDIA_TYPE
@@ -388,10 +385,10 @@ async def _answer(request: Request, services: ApiServices, owner: str, api_reque
 
 
 @router.post("/api/embed", dependencies=[GUARDED])
-async def embed(request: Request, services: Services, owner: Owner) -> Response:
+async def embed(request: Request) -> Response:
     """Return an embedding of each text: the normalized mean of its last-layer hidden states."""
     api_request = await read_body(request, parse_embed, of_any_type=True)
-    found, name = await _embeddings(request, services, owner, api_request)
+    found, name = await _embeddings(request, api_request)
     counts = {
         "total_duration": _nanoseconds(sum(usage.queue_ms + usage.prompt_ms for usage in found.usages)),
         "load_duration": 0,
@@ -402,19 +399,17 @@ async def embed(request: Request, services: Services, owner: Owner) -> Response:
 
 
 @router.post("/api/embeddings", dependencies=[GUARDED])
-async def embed_one(request: Request, services: Services, owner: Owner) -> Response:
+async def embed_one(request: Request) -> Response:
     """Return the embedding of one text, in Ollama's older format."""
     api_request = await read_body(request, parse_embedding, of_any_type=True)
-    found, _ = await _embeddings(request, services, owner, api_request)
+    found, _ = await _embeddings(request, api_request)
     vector = found.vectors[0] if found.vectors else ()
     return await large_response(lambda: {"embedding": vector}, ignored_headers(api_request))
 
 
-async def _embeddings(
-    request: Request, services: ApiServices, owner: str, api_request: EmbeddingRequest
-) -> tuple[Embeddings, str]:
-    model = resolve_ollama_name(api_request.model, services.shared.engine.default.info)
-    found = await compute_embeddings(request, services, owner, replace(api_request, model=model))
+async def _embeddings(request: Request, api_request: EmbeddingRequest) -> tuple[Embeddings, str]:
+    model = resolve_ollama_name(api_request.model, api_services(request).shared.engine.default.info)
+    found = await compute_embeddings(request, replace(api_request, model=model))
     return found, api_request.model or listed_name(found.info)
 
 

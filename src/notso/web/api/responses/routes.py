@@ -69,7 +69,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
         if stream is None:
             await get_response(services, owner, response_id, "response_id")
             raise unsupported_field("stream", "the events of this response are no longer available; use stream=false")
-        return reread_stream(services, owner, stream, 0 if start is None else int(start) + 1)
+        return reread_stream(request, stream, 0 if start is None else int(start) + 1)
     if running is not None:
         if running.finished:  # wait until the response is stored
             await asyncio.shield(running.follow_task)
@@ -208,11 +208,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         await asyncio.shield(saved)
 
     return await respond(
-        request,
-        services,
-        owner,
-        api_request,
-        lambda info: ResponseSerializer(api_request, model_id(info), name, save, created),
+        request, api_request, lambda info: ResponseSerializer(api_request, model_id(info), name, save, created)
     )
 
 
@@ -220,7 +216,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
     """Count the prompt's tokens."""
     api_request = await _read(request, services, owner, parse_input_token_request)
-    count, headers = await count_prompt_tokens(request, services, api_request)
+    count, headers = await count_prompt_tokens(request, api_request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 

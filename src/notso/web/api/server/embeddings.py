@@ -37,8 +37,7 @@ from notso.web.api.shared.embedding import (
     compute_embeddings,
 )
 from notso.web.api.shared.serializer import large_response
-from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, read_body
+from notso.web.api.shared.serving import read_body
 from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
@@ -87,7 +86,7 @@ router = APIRouter()
 
 @router.post("/v1/embeddings", dependencies=[GUARDED])
 @router.post("/embeddings", dependencies=[GUARDED])
-async def embeddings(request: Request, services: Services, owner: Owner) -> Response:
+async def embeddings(request: Request) -> Response:
     """Return each text's embedding: the normalized mean of its last-layer hidden states.
 
     SmolLM3 was not trained for this.
@@ -102,24 +101,22 @@ async def embeddings(request: Request, services: Services, owner: Owner) -> Resp
         usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
         return {"object": "list", "data": data, "model": model_id(found.info), "usage": usage}
 
-    return await _respond(request, services, owner, body)
+    return await _respond(request, body)
 
 
 @router.post("/embedding", dependencies=[GUARDED])
-async def embedding(request: Request, services: Services, owner: Owner) -> Response:
+async def embedding(request: Request) -> Response:
     """Return embeddings in llama-server's format, as with `--pooling mean`."""
 
     def body(found: Embeddings, fields: EmbeddingFields) -> Any:
         return [{"index": index, "embedding": [list(vector)]} for index, vector in enumerate(found.vectors)]
 
-    return await _respond(request, services, owner, body)
+    return await _respond(request, body)
 
 
-async def _respond(
-    request: Request, services: ApiServices, owner: str, body: Callable[[Embeddings, EmbeddingFields], Any]
-) -> Response:
+async def _respond(request: Request, body: Callable[[Embeddings, EmbeddingFields], Any]) -> Response:
     fields, api_request = await read_body(request, parse_embedding_request)
-    found = await compute_embeddings(request, services, owner, api_request)
+    found = await compute_embeddings(request, api_request)
     return await large_response(lambda: body(found, fields), ignored_headers(api_request))
 
 

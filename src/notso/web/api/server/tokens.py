@@ -158,10 +158,10 @@ async def detokenize(request: Request, services: Services) -> Response:
 
 @router.post("/chat/completions/input_tokens", dependencies=[GUARDED])
 @router.post("/v1/chat/completions/input_tokens", dependencies=[GUARDED])
-async def input_tokens(request: Request, services: Services) -> Response:
+async def input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a chat completion."""
     api_request = await read_openai_request(request, parse_chat_request)
-    count, headers = await count_prompt_tokens(request, services, api_request)
+    count, headers = await count_prompt_tokens(request, api_request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 

@@ -11,7 +11,7 @@ from fastapi import Request
 from notso.smollm3 import ModelInfo, RequestOptions, SamplingParams, Usage
 from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.api_request import ApiRequest, Prompt
-from notso.web.api.shared.services import ApiServices
+from notso.web.api.shared.services import api_services
 from notso.web.api.shared.serving import generate_choices, run_prompt_work, serving
 from notso.web.engine.port import ChatEngine
 
@@ -41,15 +41,13 @@ class Embeddings:
         return sum(usage.prompt_tokens for usage in self.usages)
 
 
-async def compute_embeddings(
-    request: Request, services: ApiServices, owner: str, api_request: EmbeddingRequest
-) -> Embeddings:
+async def compute_embeddings(request: Request, api_request: EmbeddingRequest) -> Embeddings:
     """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
     if api_request.truncate:
-        async with serving(services, api_request.model) as model:
+        async with serving(api_services(request), api_request.model) as model:
             prompts = await run_prompt_work(request, lambda: _truncate_prompts(api_request.prompts, model.engine))
         api_request = replace(api_request, prompts=prompts)
-    info, choices = await generate_choices(request, services, owner, api_request)
+    info, choices = await generate_choices(request, api_request)
     events = list(itertools.chain.from_iterable(choices))
     vectors = [event.embedding for event in events if event.kind == "embedding"]
     if api_request.dimensions is not None and vectors and len(vectors[0]) != api_request.dimensions:

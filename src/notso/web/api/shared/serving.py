@@ -198,16 +198,13 @@ def _unusable_model_error(error: Exception) -> ApiError:
 
 
 async def respond(
-    request: Request,
-    services: ApiServices,
-    owner: str,
-    api_request: ApiRequest,
-    serializer_of: Callable[[ModelInfo], Serializer],
+    request: Request, api_request: ApiRequest, serializer_of: Callable[[ModelInfo], Serializer]
 ) -> Response:
     """Generate a response, whole or streamed. Raises ApiError only before the first byte.
 
     A disconnect stops the request unless it is in the background or has X-Conversation-Id.
     """
+    services, owner = api_services(request), owner_of(request)
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
     choices, n, conversation = len(list(api_request.choices)), len(api_request.params), conversation_name(request)
     receipt_form = requested_receipt(request)
@@ -342,8 +339,9 @@ async def sse_events(
         yield await serialize_failure(serializer, as_api_error(error))
 
 
-def reread_stream(services: ApiServices, owner: str, stream: ResumableStream | RemoteAnswer, start: int) -> Response:
+def reread_stream(request: Request, stream: ResumableStream | RemoteAnswer, start: int) -> Response:
     """Stream an answer's events from number `start`. Raises Problem (429) at the owner's limit."""
+    services, owner = api_services(request), owner_of(request)
     services.reread_streams.opened(owner)
     stream.mark_read()
     if isinstance(stream, RemoteAnswer):
@@ -399,10 +397,9 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def count_prompt_tokens(
-    request: Request, services: ApiServices, api_request: ApiRequest
-) -> tuple[int, dict[str, str]]:
+async def count_prompt_tokens(request: Request, api_request: ApiRequest) -> tuple[int, dict[str, str]]:
     """Return a conversation's token count, and the response's headers. Raises ApiError."""
+    services = api_services(request)
     async with serving(services, api_request.model) as model:
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
         try:
@@ -414,19 +411,16 @@ async def count_prompt_tokens(
     return count, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
 
-async def generate_choices(
-    request: Request, services: ApiServices, owner: str, api_request: ApiRequest
-) -> tuple[ModelInfo, list[list[Event]]]:
+async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
     """Generate all choices, up to `max_num_seqs` at a time, until a disconnect. Raises ApiError."""
     try:
-        return await _unless_disconnected(request, _generate_in_groups(request, services, owner, api_request))
+        return await _unless_disconnected(request, _generate_in_groups(request, api_request))
     except Exception as error:
         raise as_api_error(error, api_request.names) from error
 
 
-async def _generate_in_groups(
-    request: Request, services: ApiServices, owner: str, api_request: ApiRequest
-) -> tuple[ModelInfo, list[list[Event]]]:
+async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
+    services, owner = api_services(request), owner_of(request)
     priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
     results: list[list[Event]] = []
     async with serving(services, api_request.model) as model:
