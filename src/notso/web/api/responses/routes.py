@@ -39,7 +39,7 @@ from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, as_api_error, count_prompt_tokens, reread_stream, respond
+from notso.web.api.shared.serving import Owner, api_errors, count_prompt_tokens, reread_stream, respond
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -138,10 +138,8 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
 
 
 async def load_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
-    try:
+    with api_errors():
         return await services.shared.store.response(owner, id)
-    except Exception as error:
-        raise as_api_error(error) from error
 
 
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -22,7 +22,7 @@ from notso.web.api.shared.given_documents import (
 )
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import as_api_error, count_prompt_tokens, read_body, run_prompt_work, serving
+from notso.web.api.shared.serving import api_errors, count_prompt_tokens, read_body, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 
 router = APIRouter()
@@ -109,7 +109,8 @@ async def tokenize(request: Request, services: Services) -> Response:
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
             return LargeJSONResponse({"tokens": ids} | strings | more)
 
-        return await _off_loop(request, work)
+        with api_errors():
+            return await run_prompt_work(request, work)
 
 
 def _tokenize_request(body: Mapping[str, Any], files: Files) -> tuple[TokenizeFields, ChatRequest | None]:
@@ -180,7 +181,8 @@ async def apply_template(request: Request, services: Services) -> Response:
             count = engine.count_tokens(api_request.messages, api_request.options)
             return JSONResponse({"prompt": prompt, "n_tokens": count}, headers=ignored_headers(api_request, dropped))
 
-        return await _off_loop(request, work)
+        with api_errors():
+            return await run_prompt_work(request, work)
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
@@ -188,10 +190,3 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-async def _off_loop(request: Request, work: Callable[[], Response]) -> Response:
-    try:
-        return await run_prompt_work(request, work)
-    except Exception as error:
-        raise as_api_error(error) from error

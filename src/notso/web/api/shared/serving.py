@@ -10,8 +10,8 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
@@ -277,7 +277,7 @@ async def respond(
         raise
     events = sse_events(running, serializer, request.scope)
     response: Response
-    try:
+    with api_errors(api_request.names):
         if conversation is None and api_request.stream:
             response = EventStream(events, running.close)
         elif conversation is None:
@@ -291,8 +291,6 @@ async def respond(
             response = JSONResponse(serializer.body())
         else:
             response = await respond_whole(running, serializer)
-    except Exception as error:
-        raise as_api_error(error, api_request.names) from error
     response.headers.update(headers)
     return response
 
@@ -370,6 +368,15 @@ def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> Ap
     return mapped
 
 
+@contextmanager
+def api_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Convert errors inside the context with `as_api_error`."""
+    try:
+        yield
+    except Exception as error:
+        raise as_api_error(error, names) from error
+
+
 def _admit(services: ApiServices, owner: str, choices: int) -> RunningRequest:
     requests, info = services.shared.requests, services.shared.engine.info
     # Choices beyond those that can run concurrently are not counted, so that one request does not fill the queue.
@@ -402,21 +409,17 @@ async def count_prompt_tokens(request: Request, api_request: ApiRequest) -> tupl
     services = api_services(request)
     async with serving(services, api_request.model) as model:
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
-        try:
+        with api_errors(api_request.names):
             count = await run_prompt_work(
                 request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
             )
-        except Exception as error:
-            raise as_api_error(error, api_request.names) from error
     return count, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
 
 async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
     """Generate all choices, up to `max_num_seqs` at a time, until a disconnect. Raises ApiError."""
-    try:
+    with api_errors(api_request.names):
         return await _unless_disconnected(request, _generate_in_groups(request, api_request))
-    except Exception as error:
-        raise as_api_error(error, api_request.names) from error
 
 
 async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
