@@ -9,7 +9,8 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 from starlette.datastructures import Headers
@@ -53,9 +54,6 @@ class _Recording:
     log: AnswerLog
     replayed: bool = False  # the response was generated for an earlier request
     task: asyncio.Task[None] | None = None
-    size: int = 0
-    started: Message = field(default_factory=dict)
-    body: list[bytes] = field(default_factory=list)
 
 
 class IdempotencyMiddleware:
@@ -165,37 +163,32 @@ class IdempotencyMiddleware:
                 return
             if exchange.is_shared:
                 exchange.publish(claim, recording.log)
-            await self._app(scope, receive_once(message), self._recording_send(recording))
-            if 200 <= recording.started.get("status", 0) < 300 and not scope.get(INCOMPLETE):
+            await self._app(scope, receive_once(message), partial(_record_message, recording.log))
+            if recording.log.sse_events and not scope.get(INCOMPLETE):
                 await self._store_answer(recording, owner_and_key)
         finally:
             exchange.release(claim)
 
-    def _recording_send(self, recording: _Recording) -> Send:
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                recording.started = message
-                headers = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in message["headers"]]
-                stored_headers = [each for each in headers if each[0].lower() not in NOT_STORED]
-                recording.log.add((_start(message["status"], stored_headers),))
-            elif piece := message.get("body", b""):
-                recording.size += len(piece)
-                if recording.size <= MAX_STORED_BYTES:
-                    recording.body.append(piece)
-                recording.log.add((piece,))
-
-        return send
-
     async def _store_answer(self, recording: _Recording, owner_and_key: tuple[str, str]) -> None:
-        if recording.size > MAX_STORED_BYTES:
+        first, *pieces = recording.log.sse_events
+        start = json.loads(first)
+        if not 200 <= start["status"] < 300 or sum(map(len, pieces)) > MAX_STORED_BYTES:
             return
-        start = json.loads(recording.log.sse_events[0])
         headers = tuple((key, value) for key, value in start["headers"])
-        answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(recording.body), current_ms())
+        answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(pieces), current_ms())
         try:
             await self._services.shared.store.records.save_idempotent_response(*owner_and_key, answer)
         except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
+
+
+async def _record_message(log: AnswerLog, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        headers = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in message["headers"]]
+        stored_headers = [each for each in headers if each[0].lower() not in NOT_STORED]
+        log.add((_start(message["status"], stored_headers),))
+    elif piece := message.get("body", b""):
+        log.add((piece,))
 
 
 async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Callable[[], bool]) -> None:
