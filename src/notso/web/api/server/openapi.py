@@ -36,13 +36,10 @@ _DETAILS = {
     "families": ["string"],
     "context_length?": "integer",
 }
-_COUNTS = dict.fromkeys(
-    (
-        *("total_duration?", "load_duration?", "prompt_eval_count?", "prompt_eval_duration?"),
-        *("eval_count?", "eval_duration?"),
-    ),
-    "integer",
-)
+_COUNTS = {
+    **dict.fromkeys(("total_duration?", "load_duration?", "prompt_eval_count?", "prompt_eval_duration?"), "integer"),
+    **dict.fromkeys(("eval_count?", "eval_duration?"), "integer"),
+}
 _OLLAMA = {"model": "string", "created_at": "string", "done": "boolean", "done_reason?": "string", **_COUNTS}
 _LIST = {"first_id": "string?", "last_id": "string?", "has_more": "boolean"}
 
@@ -218,9 +215,8 @@ REFUSED = frozenset(
 STREAMED = {
     **dict.fromkeys(
         (
-            *("POST /chat/completions", "POST /v1/chat/completions", "POST /v1/completions", "POST /completion"),
-            *("POST /completions", "POST /v1/messages", "POST /v1/responses", "POST /responses"),
-            *("GET /v1/responses/{response_id}", "GET /v1/stream"),
+            *("POST /v1/chat/completions", "POST /v1/completions", "POST /completion", "POST /v1/messages"),
+            *("POST /v1/responses", "GET /v1/responses/{response_id}", "GET /v1/stream"),
         ),
         "text/event-stream",
     ),
@@ -236,32 +232,6 @@ OTHER_TYPES = {
     "GET /v1/files/{file_id}/content": "application/octet-stream",
 }
 """Operations that do not return JSON, and the media type of their response."""
-
-_ALIASES = {
-    "POST /chat/completions": "POST /v1/chat/completions",
-    "POST /responses": "POST /v1/responses",
-    "GET /v1/responses/{response_id}": "POST /v1/responses",
-    "POST /v1/responses/{response_id}/cancel": "POST /v1/responses",
-    "POST /embeddings": "POST /v1/embeddings",
-    "POST /completions": "POST /completion",
-    "GET /v1/health": "GET /health",
-    "GET /ping": "GET /health",
-    "POST /ping": "GET /health",
-    "GET /v1/files/{file_id}": "POST /v1/files",
-    "DELETE /v1/files/{file_id}": "DELETE /v1/responses/{response_id}",
-    "GET /v1/batches/{batch_id}": "POST /v1/batches",
-    "POST /v1/batches/{batch_id}/cancel": "POST /v1/batches",
-    **{f"{verb} /v1/vector_stores/{{store_id}}": "POST /v1/vector_stores" for verb in ("GET", "POST")},
-    "GET /v1/vector_stores/{store_id}/files/{file_id}": "POST /v1/vector_stores/{store_id}/files",
-    **dict.fromkeys(
-        ("DELETE /v1/vector_stores/{store_id}", "DELETE /v1/vector_stores/{store_id}/files/{file_id}"),
-        "DELETE /v1/responses/{response_id}",
-    ),
-    "GET /api/ps": "GET /api/tags",
-    "POST /chat/completions/input_tokens": "POST /v1/chat/completions/input_tokens",
-    "POST /v1/responses/input_tokens": "POST /v1/chat/completions/input_tokens",
-}
-"""Operation -> operation whose responses have the same schema."""
 
 _BODIES: dict[str, Any] = {
     "GET /health": "@Health",
@@ -281,7 +251,7 @@ _BODIES: dict[str, Any] = {
     "GET /v1/models/{name}": "@Model",
     "POST /v1/chat/completions": "@ChatCompletion",
     "POST /v1/chat/completions/control": {"id": "string", "action": "string", "success": "boolean"},
-    "POST /v1/chat/completions/input_tokens": "@InputTokens",
+    **dict.fromkeys(("POST /v1/chat/completions/input_tokens", "POST /v1/responses/input_tokens"), "@InputTokens"),
     "DELETE /v1/stream": {"conv_id": "string", "id": "string", "stopped": "boolean"},
     "POST /v1/completions": "@TextCompletion",
     "POST /completion": "@Completion",
@@ -289,16 +259,23 @@ _BODIES: dict[str, Any] = {
     "POST /embedding": [{"index": "integer", "embedding": [["number"]]}],
     "POST /v1/messages": "@Message",
     "POST /v1/messages/count_tokens": {"input_tokens": "integer", "context_management?": "object"},
-    "POST /v1/responses": "@Response",
+    **dict.fromkeys(("POST /v1/responses", "POST /v1/responses/{response_id}/cancel"), "@Response"),
+    "GET /v1/responses/{response_id}": "@Response",
     "DELETE /v1/responses/{response_id}": "@Deleted",
     "GET /v1/responses/{response_id}/input_items": {"object": "string", "data": ["object"], **_LIST},
-    "POST /v1/files": "@File",
+    **dict.fromkeys(("POST /v1/files", "GET /v1/files/{file_id}"), "@File"),
     "GET /v1/files": {"object": "string", "data": ["@File"], **_LIST},
-    "POST /v1/batches": "@Batch",
+    "DELETE /v1/files/{file_id}": "@Deleted",
+    **dict.fromkeys(("POST /v1/batches", "GET /v1/batches/{batch_id}"), "@Batch"),
+    "POST /v1/batches/{batch_id}/cancel": "@Batch",
     "GET /v1/batches": {"object": "string", "data": ["@Batch"], **_LIST},
     "POST /v1/vector_stores": "@VectorStore",
     "GET /v1/vector_stores": {"object": "string", "data": ["@VectorStore"], **_LIST},
+    **{f"{verb} /v1/vector_stores/{{store_id}}": "@VectorStore" for verb in ("GET", "POST")},
+    "DELETE /v1/vector_stores/{store_id}": "@Deleted",
     "POST /v1/vector_stores/{store_id}/files": "@VectorStoreFile",
+    "GET /v1/vector_stores/{store_id}/files/{file_id}": "@VectorStoreFile",
+    "DELETE /v1/vector_stores/{store_id}/files/{file_id}": "@Deleted",
     "GET /v1/vector_stores/{store_id}/files": {"object": "string", "data": ["@VectorStoreFile"], **_LIST},
     "POST /v1/vector_stores/{store_id}/search": {
         "object": "string",
@@ -325,7 +302,7 @@ _BODIES: dict[str, Any] = {
     "POST /api/embed": {"model": "string", "embeddings": [["number"]], **_COUNTS},
     "POST /api/embeddings": {"embedding": ["number"]},
     "GET /api/version": {"version": "string", "notso": "string"},
-    "GET /api/tags": "@OllamaModels",
+    **dict.fromkeys(("GET /api/tags", "GET /api/ps"), "@OllamaModels"),
     "POST /api/show": {
         **dict.fromkeys(("license", "modelfile", "parameters", "template", "modified_at"), "string"),
         "details": _DETAILS,
@@ -348,22 +325,15 @@ _BODIES: dict[str, Any] = {
     "POST /apply-template": {"prompt": "string", "n_tokens": "integer"},
     "GET /openapi.json": "object",
 }
-"""Schemas of the JSON responses, in the notation described above."""
+"""Schemas of the JSON responses, in the notation described above. Routes of one function share a schema."""
 
 
-def responses_of(operation: str) -> dict[str, Any]:
-    """Return the successful responses of an operation such as "POST /v1/messages"."""
-    if operation in REFUSED:
-        return {}
-    content: dict[str, Any] = {}
-    if not operation.startswith("HEAD "):
-        spec = _BODIES.get(_ALIASES.get(operation, operation))
-        if spec is not None:
-            content["application/json"] = {"schema": schema_of(spec)}
-        for types in (STREAMED, OTHER_TYPES):
-            if operation in types:
-                content[types[operation]] = {"schema": {"type": "string"}}
-    return {"200": {"description": "The response", **({"content": content} if content else {})}}
+def _content(operation: str) -> dict[str, Any]:
+    spec = _BODIES.get(operation)
+    types = [each[operation] for each in (STREAMED, OTHER_TYPES) if operation in each]
+    return ({} if spec is None else {"application/json": {"schema": schema_of(spec)}}) | {
+        kind: {"schema": {"type": "string"}} for kind in types
+    }
 
 
 def schema_of(spec: Any) -> dict[str, Any]:
@@ -414,9 +384,15 @@ def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
 
 def document(app: FastAPI) -> dict[str, Any]:
     bodies, definitions = _schemas()
+    routes = list(_routes(app))
+    contents: dict[Any, dict[str, Any]] = {}  # by the route's function
+    for method, path, route in routes:
+        contents[route.endpoint] = contents.get(route.endpoint) or _content(f"{method} {path}")
     paths: dict[str, Any] = {}
-    for method, path, route in _routes(app):
-        paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, bodies.get(f"{method} {path}"))
+    for method, path, route in routes:
+        content = {} if method == "HEAD" else contents[route.endpoint]
+        operation = _operation(method, path, route, bodies.get(f"{method} {path}"), content)
+        paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "notso-smollm3-bot", "version": server_version()},
@@ -440,16 +416,17 @@ def _routes(app: FastAPI) -> Iterator[tuple[str, str, APIRoute]]:
                 yield method, path, route
 
 
-def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dict[str, Any]:
+def _operation(method: str, path: str, route: APIRoute, body: str | None, content: dict[str, Any]) -> dict[str, Any]:
     text = route.description
     is_public = any(each.dependency is public for each in route.dependencies)
     shape = "OllamaError" if path.startswith(OLLAMA_PREFIX) else "Error"
     error = {"description": "The error", "content": {"application/json": {"schema": {"$ref": SCHEMAS + shape}}}}
+    success = {"200": {"description": "The response", **({"content": content} if content else {})}}
     operation: dict[str, Any] = {
         "summary": text.partition(". ")[0].rstrip("."),
         "description": " ".join(text.split()),
         "operationId": f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",
-        "responses": {**responses_of(f"{method} {path}"), "4XX": error, "5XX": error},
+        "responses": {**({} if f"{method} {path}" in REFUSED else success), "4XX": error, "5XX": error},
         "security": [] if is_public else [{"bearer": []}, {"key": []}],
     }
     if body is not None:
