@@ -165,7 +165,7 @@ def test_invalid_upload_is_rejected(start: Start) -> None:
 def test_hostile_multipart_form_is_parsed_in_linear_time(before: bytes, pump: bytes) -> None:
     def read(text: str) -> object:
         with contextlib.suppress(ApiError):
-            files._read_upload("multipart/form-data; boundary=b", text.encode(), 0)
+            files._read_upload("multipart/form-data; boundary=b", text.encode(), 0, "")
         return None
 
     # just within the size limit of a part's headers

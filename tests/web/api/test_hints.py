@@ -470,5 +470,32 @@ def test_count_tokens_reports_ignored_fields(start: Start) -> None:
     assert answer.status_code == 200 and answer.headers[IGNORED] == "speed"
 
 
+OTHER_ENDPOINTS: list[tuple[str, dict[str, Any], str]] = [
+    ("/tokenize", {"content": "one"}, "odd"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "one", "name": "Ann"}]}, "odd, messages.name"),
+    ("/detokenize", {"tokens": [1]}, "odd"),
+    ("/v1/embeddings", {"input": "one", "task": "retrieval"}, "task, odd"),
+    ("/v1/vector_stores", {"name": "Birds"}, "odd"),
+    ("/api/show", {"model": "scripted"}, "odd"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), OTHER_ENDPOINTS)
+def test_other_endpoints_name_ignored_fields(shared: Any, path: str, body: dict[str, Any], named: str) -> None:
+    answer = shared.client.post(path, json=body | {"odd": 1})
+    assert answer.status_code == 200, answer.text
+    assert sorted(answer.headers[IGNORED].split(", ")) == sorted(named.split(", "))
+
+
+def test_strict_fields_applies_to_other_endpoints(start: Start) -> None:
+    server = start(ScriptedEngine(), strict_fields=True).ready()
+    for path, body, named in OTHER_ENDPOINTS:
+        answer = server.client.post(path, json=body | {"odd": 1})
+        assert answer.status_code == 400 and any(name in answer.text for name in named.split(", ")), (path, answer.text)
+    form = {"files": {"file": ("a.txt", "x")}, "data": {"purpose": "user_data", "odd": "1"}}
+    assert server.client.post("/v1/files", **form).json()["error"]["param"] == "odd"
+    assert not server.client.get("/v1/files").json()["data"]
+
+
 def test_strict_fields_is_off_by_default() -> None:
     assert not Settings().strict_fields

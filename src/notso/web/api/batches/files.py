@@ -14,13 +14,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from notso.web.api.request_fields.fields import invalid_field
-from notso.web.api.shared.api_request import format_ignored_header
+from notso.web.api.request_fields.fields import RequestHint, invalid_field
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import DOCUMENT_PURPOSES, get_stored_file, is_expired
 from notso.web.api.shared.listing import PAGE, paginate
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner
+from notso.web.api.shared.serving import Owner, hint_headers
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.edge.forms import multipart_boundary
@@ -46,8 +45,9 @@ async def upload(request: Request, services: Services, owner: Owner) -> Response
     work = services.shared.large_work
     default_purpose = DOCUMENT_PURPOSES[0] if is_anthropic(request) else ""
     file, content, ignored = await work.run(lambda: _read_upload(kind, body, now_ms, default_purpose), len(body), owner)
+    headers = hint_headers(request, ignored)
     await services.shared.store.records.add_file(owner, file, content)
-    return JSONResponse(_object(request, file), headers=format_ignored_header(ignored))
+    return JSONResponse(_object(request, file), headers=headers)
 
 
 @router.get("/v1/files", dependencies=[GUARDED])
@@ -133,7 +133,9 @@ def expiry_ms(expires_after: Mapping[str, Any], now_ms: int, param: str) -> int:
     return now_ms + 1000 * int(seconds)
 
 
-def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "") -> tuple[StoredFile, bytes, list[str]]:
+def _read_upload(
+    kind: str, body: bytes, now_ms: int, default_purpose: str
+) -> tuple[StoredFile, bytes, list[RequestHint]]:
     # Raises ApiError (400).
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
@@ -148,7 +150,7 @@ def _read_upload(kind: str, body: bytes, now_ms: int, default_purpose: str = "")
         elif name in _NAMES:
             fields[name] = value[:80].decode("utf-8", "replace")
         else:
-            ignored.append(name)
+            ignored.append(RequestHint(name, name, False))
     if found is None:
         raise invalid_field("file", "file is required: a form field with the file's content")
     purpose = fields.get("purpose", default_purpose)

@@ -15,7 +15,6 @@ from notso.web.api.request_fields.fields import (
     Fields,
     Name,
     invalid_field,
-    read_fields,
     to_printable,
     unsupported_field,
 )
@@ -33,7 +32,7 @@ from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import DONE, Serializer, data_event, progress_body
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, read_body, reread_stream, respond
+from notso.web.api.shared.serving import Owner, read_fields_and_headers, reread_stream, respond
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -66,12 +65,12 @@ async def chat_completions(request: Request) -> Response:
 @router.post("/v1/chat/completions/control", dependencies=[GUARDED])
 async def control(request: Request, services: Services, owner: Owner) -> Response:
     """Control a running answer. The action `reasoning_end` ends its reasoning."""
-    fields = await read_body(request, lambda body: read_fields(ControlFields, body, {}))
+    fields, headers = await read_fields_and_headers(request, ControlFields, {})
     running = services.shared.requests.find(fields.id, owner)
     if running is None:
         raise ApiError(404, "not_found", "no response with that id is being generated", param="id")
     running.answer_now()
-    return JSONResponse({"id": fields.id, "action": fields.action, "success": True})
+    return JSONResponse({"id": fields.id, "action": fields.action, "success": True}, headers=headers)
 
 
 @router.get("/v1/stream", dependencies=[GUARDED])

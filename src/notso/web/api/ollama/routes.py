@@ -28,7 +28,7 @@ from notso.web.api.ollama.fields import (
     parse_embedding,
     parse_generate,
 )
-from notso.web.api.request_fields.fields import invalid_field, read_fields, unsupported_field
+from notso.web.api.request_fields.fields import invalid_field, unsupported_field
 from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.api_request import ignored_headers
 from notso.web.api.shared.completion import (
@@ -43,7 +43,14 @@ from notso.web.api.shared.completion import (
 from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
 from notso.web.api.shared.serializer import Serializer, as_json, large_response
 from notso.web.api.shared.services import Services, api_services
-from notso.web.api.shared.serving import CONVERSATION, read_body, resolve_model_choice, respond, serving
+from notso.web.api.shared.serving import (
+    CONVERSATION,
+    read_body,
+    read_fields_and_headers,
+    resolve_model_choice,
+    respond,
+    serving,
+)
 from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import LATEST, accepted_names, model_id, other_installed_models
@@ -240,7 +247,7 @@ def _expiry(idle_timeout_s: float) -> str:
 @discovery_router.post("/api/show", dependencies=[GUARDED])
 async def show(request: Request, services: Services) -> Response:
     """Describe a model by any of its names."""
-    fields = await read_body(request, lambda body: read_fields(ShowFields, body, SHOW_NOTES), of_any_type=True)
+    fields, headers = await read_fields_and_headers(request, ShowFields, SHOW_NOTES, of_any_type=True)
     name = fields.model or fields.name
     if name is None:
         raise invalid_field("model", "model is required")
@@ -249,9 +256,16 @@ async def show(request: Request, services: Services) -> Response:
     served = host.model(choice.model)
     info = served.info
     if info is None:  # never loaded: only its name and file are known
-        model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
-        about = {"license": "", "modelfile": f"FROM {with_tag(served.name)}\n", "parameters": "", "template": ""}
-        return JSONResponse(about | {"details": _FILE_DETAILS, "model_info": model_info, "capabilities": CAPABILITIES})
+        unloaded = {
+            "license": "",
+            "modelfile": f"FROM {with_tag(served.name)}\n",
+            "parameters": "",
+            "template": "",
+            "details": _FILE_DETAILS,
+            "model_info": {"general.architecture": FAMILY, "general.basename": served.name},
+            "capabilities": CAPABILITIES,
+        }
+        return JSONResponse(unloaded, headers=headers)
     return JSONResponse(
         {
             "license": info.license,
@@ -268,7 +282,8 @@ async def show(request: Request, services: Services) -> Response:
             },
             "capabilities": CAPABILITIES,
             "modified_at": await asyncio.to_thread(_modified, info),
-        }
+        },
+        headers=headers,
     )
 
 

@@ -92,8 +92,8 @@ async def embeddings(request: Request) -> Response:
     SmolLM3 was not trained for this.
     """
 
-    def body(found: Embeddings, fields: EmbeddingFields) -> Any:
-        encode = base64_of if fields.encoding_format == "base64" else list
+    def body(found: Embeddings, api_request: EmbeddingRequest) -> Any:
+        encode = base64_of if api_request.as_base64 else list
         data = [
             {"object": "embedding", "index": index, "embedding": encode(vector)}
             for index, vector in enumerate(found.vectors)
@@ -108,19 +108,19 @@ async def embeddings(request: Request) -> Response:
 async def embedding(request: Request) -> Response:
     """Return embeddings in llama-server's format, as with `--pooling mean`."""
 
-    def body(found: Embeddings, fields: EmbeddingFields) -> Any:
+    def body(found: Embeddings, api_request: EmbeddingRequest) -> Any:
         return [{"index": index, "embedding": [list(vector)]} for index, vector in enumerate(found.vectors)]
 
     return await _respond(request, body)
 
 
-async def _respond(request: Request, body: Callable[[Embeddings, EmbeddingFields], Any]) -> Response:
-    fields, api_request = await read_body(request, parse_embedding_request)
+async def _respond(request: Request, body: Callable[[Embeddings, EmbeddingRequest], Any]) -> Response:
+    api_request = await read_body(request, parse_embedding_request)
     found = await compute_embeddings(request, api_request)
-    return await large_response(lambda: body(found, fields), ignored_headers(api_request))
+    return await large_response(lambda: body(found, api_request), ignored_headers(api_request))
 
 
-def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, EmbeddingRequest]:
+def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Validate an embedding request. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES)
     name = "content" if fields.input is None and fields.content is not None else "input"
@@ -132,7 +132,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
     prompts = to_prompts(value)
     if not all(prompts):
         raise invalid_field(name, f"{name} contains an empty string", "empty_prompt")
-    api_request = EmbeddingRequest(
+    return EmbeddingRequest(
         model=fields.model,
         prompts=prompts,
         params=ONE_TOKEN,
@@ -141,8 +141,8 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         hints=find_hints(fields, body),
         prompt_limit=to_prompt_limit(fields.truncate_prompt_tokens),
         dimensions=fields.dimensions,
+        as_base64=fields.encoding_format == "base64",
     )
-    return fields, api_request
 
 
 def base64_of(vector: Sequence[float]) -> str:

@@ -9,16 +9,16 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
-from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid_field, read_fields, works
+from notso.web.api.request_fields.fields import Fields, Hint, Notes, Text, hint, invalid_field, works
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import as_api_error, read_body, resolve_model_choice, serving
+from notso.web.api.shared.serving import as_api_error, read_fields_and_headers, resolve_model_choice, serving
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.errors import ApiError
 from notso.web.engine.host import ServedModel
@@ -58,7 +58,7 @@ class UnloadFields(Fields):
     """The body of POST /v1/unload_lora_adapter."""
 
     lora_name: Text
-    lora_int_id: int | None = None
+    lora_int_id: Annotated[int | None, Hint()] = None
 
 
 UNLOAD_NOTES: Notes = {
@@ -70,7 +70,7 @@ UNLOAD_NOTES: Notes = {
 @adapters_router.post("/v1/load_lora_adapter", dependencies=[operator_only(audit="loaded an adapter")])
 async def load(request: Request, services: Services) -> Response:
     """Load an adapter. Later requests may name it as `model`."""
-    fields = await read_body(request, lambda body: read_fields(LoadFields, body, LOAD_NOTES))
+    fields, headers = await read_fields_and_headers(request, LoadFields, LOAD_NOTES)
     path = _resolve_adapter_path(services.shared.settings.adapter_dir, fields.lora_path)
     async with serving(services, fields.base_model_name) as model:
         try:
@@ -81,13 +81,13 @@ async def load(request: Request, services: Services) -> Response:
             raise as_api_error(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
         except NotsoError as error:
             raise invalid_field("lora_path", f"not an adapter for this model: {error}") from None
-    return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
+    return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.", headers=headers)
 
 
 @adapters_router.post("/v1/unload_lora_adapter", dependencies=[operator_only(audit="unloaded an adapter")])
 async def unload(request: Request, services: Services) -> Response:
     """Unload an adapter. Running answers that use it continue."""
-    fields = await read_body(request, lambda body: read_fields(UnloadFields, body, UNLOAD_NOTES))
+    fields, headers = await read_fields_and_headers(request, UnloadFields, UNLOAD_NOTES)
     _resolve_adapter_path(services.shared.settings.adapter_dir, "")
     for served in services.shared.engine.models():
         names = {name.lower(): name for name in adapter_names(served)}
@@ -101,7 +101,7 @@ async def unload(request: Request, services: Services) -> Response:
                     break
                 raise as_api_error(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
-            return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+            return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=headers)
     raise ApiError(404, "model_not_found", "the adapter is not loaded", param="lora_name")
 
 

@@ -11,7 +11,17 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, invalid_field, read_fields, works
+from notso.web.api.request_fields.fields import (
+    Fields,
+    Name,
+    Notes,
+    RequestHint,
+    Text,
+    find_hints,
+    invalid_field,
+    read_fields,
+    works,
+)
 from notso.web.api.shared.api_request import find_dropped_parts, ignored_headers
 from notso.web.api.shared.given_documents import (
     Files,
@@ -22,7 +32,14 @@ from notso.web.api.shared.given_documents import (
 )
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import api_errors, count_prompt_tokens, read_body, run_prompt_work, serving
+from notso.web.api.shared.serving import (
+    api_errors,
+    count_prompt_tokens,
+    hint_headers,
+    read_fields_and_headers,
+    run_prompt_work,
+    serving,
+)
 from notso.web.edge.access import GUARDED
 
 router = APIRouter()
@@ -86,7 +103,8 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("a list of up to 262,144 token ids")}
 async def tokenize(request: Request, services: Services) -> Response:
     """Tokenize a text, or the prompt of `messages`. Control tokens in the text are recognized if `parse_special` is
     true (the default with `prompt`)."""
-    fields, conversation = await read_body_with_files(request, find_openai_files, _tokenize_request)
+    fields, conversation, hints = await read_body_with_files(request, find_openai_files, _tokenize_request)
+    headers = hint_headers(request, hints)
     is_prompt = fields.content is None
     text = fields.prompt if is_prompt else fields.content
     special = is_prompt if fields.parse_special is None else fields.parse_special
@@ -107,23 +125,27 @@ async def tokenize(request: Request, services: Services) -> Response:
                 pieces = {id: {"id": id, "piece": text} for id, text in zip(distinct, texts, strict=True)}
                 ids = [pieces[id] for id in ids]
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
-            return LargeJSONResponse({"tokens": ids} | strings | more)
+            return LargeJSONResponse({"tokens": ids} | strings | more, headers=headers)
 
         with api_errors():
             return await run_prompt_work(request, work)
 
 
-def _tokenize_request(body: Mapping[str, Any], files: Files) -> tuple[TokenizeFields, ChatRequest | None]:
+def _tokenize_request(
+    body: Mapping[str, Any], files: Files
+) -> tuple[TokenizeFields, ChatRequest | None, tuple[RequestHint, ...]]:
     fields = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     sources = [name for name in ("content", "prompt", "messages") if getattr(fields, name) is not None]
     if not sources:
         raise invalid_field("content", "content, prompt or messages is required")
     if len(sources) > 1:
         raise invalid_field("content", f"only one of {' and '.join(sources)} is allowed")
+    hints = find_hints(fields, body)
     if fields.messages is None:
-        return fields, None
+        return fields, None, hints
     chat_body = {name: body[name] for name in _CHAT_FIELDS if name in body}
-    return fields, parse_with_files(chat_body, files, parse_chat_request)
+    conversation = parse_with_files(chat_body, files, parse_chat_request)
+    return fields, conversation, (*hints, *conversation.hints)
 
 
 @router.get("/tokenizer_info", dependencies=[GUARDED])
@@ -143,13 +165,13 @@ async def tokenizer_info(services: Services) -> Response:
 @router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
     """Return the text of token ids, including control tokens, as llama-server's `content` and vLLM's `prompt`."""
-    fields = await read_body(request, lambda body: read_fields(DetokenizeFields, body, DETOKENIZE_NOTES))
+    fields, headers = await read_fields_and_headers(request, DetokenizeFields, DETOKENIZE_NOTES)
     async with serving(services) as model:
         engine = model.engine
 
         def work() -> Response:
             text = engine.detokenize(fields.tokens)
-            return JSONResponse({"content": text, "prompt": text})
+            return JSONResponse({"content": text, "prompt": text}, headers=headers)
 
         try:
             return await run_prompt_work(request, work)

@@ -25,6 +25,7 @@ ONE_TOKEN = (SamplingParams(max_tokens=1),)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
     dimensions: int | None = None  # rejected if it differs from the model's number of dimensions
+    as_base64: bool = False  # return the numbers as base64
     truncate: bool = False  # cut texts that do not fit the context, instead of rejecting them
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import (
     Notes,
+    RequestHint,
     find_hints,
     invalid_field,
     parse_object,
@@ -104,15 +105,24 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     return parsed
 
 
-async def read_fields_and_headers(request: Request, kind: type[F], notes: Notes) -> tuple[F, dict[str, str]]:
-    """Return a body's fields, and the response header that lists ignored ones."""
+async def read_fields_and_headers(
+    request: Request, kind: type[F], notes: Notes, *, of_any_type: bool = False
+) -> tuple[F, dict[str, str]]:
+    """Return a body's fields, and the response header that lists ignored ones. Raises the errors of `read_body`."""
 
-    def parse(body: Mapping[str, Any]) -> tuple[F, list[str]]:
+    def parse(body: Mapping[str, Any]) -> tuple[F, tuple[RequestHint, ...]]:
         fields = read_fields(kind, body, notes)
-        return fields, [each.name for each in find_hints(fields, body)]
+        return fields, find_hints(fields, body)
 
-    fields, ignored = await read_body(request, parse)
-    return fields, format_ignored_header(ignored)
+    fields, hints = await read_body(request, parse, of_any_type=of_any_type)
+    return fields, hint_headers(request, hints)
+
+
+def hint_headers(request: Request, hints: Sequence[RequestHint]) -> dict[str, str]:
+    """Return the response header that lists the hints. Raises ApiError (400) if `strict_fields` refuses one."""
+    if api_services(request).shared.settings.strict_fields:
+        reject_hints(hints)
+    return format_ignored_header(hint.name for hint in hints)
 
 
 async def run_prompt_work(request: Request, work: Callable[[], T]) -> T:
