@@ -58,6 +58,27 @@ class EngineRequest:
     options: RequestOptions
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSubmission(EngineRequest):
+    session: str
+    number: int  # of the answer
+    prepared: str | None = None  # key of a prepared prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SteerMessage:
+    session: str
+    stop: list[int] = field(default_factory=list)  # numbers of answers
+    answer_now: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ResumeMessage(_SteerMessage):
+    read: Mapping[int, int]
+    pending: list[int]
+    up_to: int
+
+
 @dataclass(slots=True, eq=False)
 class _Answer:
     running: RunningRequest
@@ -107,8 +128,9 @@ class FrontEndSession:
     def wake(self) -> None:
         self._stream.changed.set()
 
-    async def begin(self, number: int, request: EngineRequest, prepared: str | None, off_loop: OffLoop) -> None:
+    async def begin(self, submission: EngineSubmission, off_loop: OffLoop) -> None:
         """Start an answer; idempotent per `number`. Raises NotsoError or Problem."""
+        number = submission.number
         answer = self._answers.get(number)
         if answer is None:
             shared = self._front_ends.services.shared
@@ -117,28 +139,26 @@ class FrontEndSession:
             if self._open_count >= MAX_OPEN:
                 raise EngineError(f"this front end already has {MAX_OPEN} running responses")
             observe = self._front_ends.services.metrics.observe
-            answer = self._answers[number] = _Answer(shared.requests.open(request.options.owner, on_end=observe))
-            answer.begun = asyncio.create_task(self._begin(number, answer, request, prepared, off_loop))
+            answer = self._answers[number] = _Answer(shared.requests.open(submission.options.owner, on_end=observe))
+            answer.begun = asyncio.create_task(self._begin(answer, submission, off_loop))
         if answer.begun is not None:
             await asyncio.shield(answer.begun)
 
-    async def _begin(
-        self, number: int, answer: _Answer, request: EngineRequest, prepared: str | None, off_loop: OffLoop
-    ) -> None:
-        prompt = self._front_ends.pop_prepared(prepared)
+    async def _begin(self, answer: _Answer, submission: EngineSubmission, off_loop: OffLoop) -> None:
+        prompt = self._front_ends.pop_prepared(submission.prepared)
         begun: list[Generation] = []
 
         def submit(engine: ChatEngine) -> list[Generation]:
             if prompt is not None and prompt.engine is engine:
                 begun.append(prompt.begin())
             else:
-                begun.append(engine.submit(request.prompt, request.params, request.options))
+                begun.append(engine.submit(submission.prompt, submission.params, submission.options))
             return begun
 
         try:
             await answer.running.begin(submit, off_loop)
         except BaseException:
-            self._answers.pop(number, None)
+            self._answers.pop(submission.number, None)
             raise
         wakes, loop = self._front_ends.services.shared.requests.wakes, asyncio.get_running_loop()
         for generation in begun:
@@ -155,7 +175,7 @@ class FrontEndSession:
             if (answer := self._answers.get(number)) is not None:
                 answer.running.answer_now()
 
-    async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
+    async def lines(self, read: Mapping[int, int], pending: list[int], up_to: int) -> AsyncIterator[bytes]:
         """Yield new events until a newer connection replaces this one, or the server is stopping and no answer is open.
 
         `read`: answer number -> number of events received. `pending`: answers being submitted. Other answers up to
@@ -348,7 +368,7 @@ def _with_error_bodies(route: Callable[P, Awaitable[Response]]) -> Callable[P, A
 @_with_error_bodies
 async def events(request: Request, sessions: FrontEnds) -> Response:
     """Stream all events of the front end's answers, and the engine's status, as JSON lines."""
-    message = await _read(request, sessions, _ResumeMessage)
+    message = await _read(request, partial(from_wire, _ResumeMessage))
     session = sessions.session(message.session)
     session.steer(message.stop, message.answer_now)
     lines = session.lines(message.read, message.pending, message.up_to)
@@ -359,9 +379,9 @@ async def events(request: Request, sessions: FrontEnds) -> Response:
 @_with_error_bodies
 async def submit(request: Request, sessions: FrontEnds) -> Response:
     """Start an answer. /events streams its events."""
-    message = await _read(request, sessions, _SubmitMessage)
-    session, off_loop = sessions.existing_session(message.session), partial(_off_loop, request, sessions)
-    await session.begin(message.number, message.request, message.prepared, off_loop)
+    message = await _read(request, partial(from_wire, EngineSubmission))
+    session = sessions.existing_session(message.session)
+    await session.begin(message, partial(_off_loop, request))
     return _json({"result": True})
 
 
@@ -369,15 +389,15 @@ async def submit(request: Request, sessions: FrontEnds) -> Response:
 @_with_error_bodies
 async def prepare(request: Request, sessions: FrontEnds) -> Response:
     """Render a prompt for a later submission."""
-    engine_request = await _read(request, sessions, _parse_request)
-    return _json({"result": await sessions.prepare(engine_request, partial(_off_loop, request, sessions))})
+    engine_request = await _read(request, partial(from_wire, EngineRequest))
+    return _json({"result": await sessions.prepare(engine_request, partial(_off_loop, request))})
 
 
 @router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
 @_with_error_bodies
 async def steer(request: Request, sessions: FrontEnds) -> Response:
     """Stop answers, or end their reasoning."""
-    message = await _read(request, sessions, _SteerMessage)
+    message = await _read(request, partial(from_wire, _SteerMessage))
     sessions.existing_session(message.session).steer(message.stop, message.answer_now)
     return _json({"result": True})
 
@@ -386,7 +406,7 @@ async def steer(request: Request, sessions: FrontEnds) -> Response:
 @_with_error_bodies
 async def call(request: Request, sessions: FrontEnds) -> Response:
     """Call a method of the engine."""
-    name, arguments = await _read(request, sessions, _parse_call)
+    name, arguments = await _read(request, _parse_call)
     async with sessions.loaded_engine() as engine:
         if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
             await sessions.services.shared.engine.clear_cache(**arguments)
@@ -394,43 +414,12 @@ async def call(request: Request, sessions: FrontEnds) -> Response:
         if name == "forget_reading":
             await sessions.services.shared.engine.forget_reading(arguments["scope"], arguments["name"])
             return _json({"result": None})
-        return await _off_loop(request, sessions, partial(_call_method, engine, name, arguments))
+        return await _off_loop(request, partial(_call_method, engine, name, arguments))
 
 
 def _call_method(engine: ChatEngine, name: str, arguments: dict[str, Any]) -> Response:
     result = to_wire(getattr(engine, name)(**arguments))
     return Response(json_bytes({"result": result}, allow_nan=True), media_type="application/json")
-
-
-class _SteerMessage:
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self.session = from_wire(str, fields["session"])
-        self.stop = from_wire(list[int], fields.get("stop", []))
-        self.answer_now = from_wire(list[int], fields.get("answer_now", []))
-
-
-class _ResumeMessage(_SteerMessage):
-    def __init__(self, fields: dict[str, Any]) -> None:
-        super().__init__(fields)
-        self.read = {int(number): from_wire(int, count) for number, count in fields["read"].items()}
-        self.pending = frozenset(from_wire(list[int], fields["pending"]))
-        self.up_to = from_wire(int, fields["up_to"])
-
-
-class _SubmitMessage:
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self.session = from_wire(str, fields["session"])
-        self.number = from_wire(int, fields["number"])
-        self.prepared = from_wire(str | None, fields.get("prepared"))
-        self.request = _parse_request(fields)
-
-
-def _parse_request(fields: dict[str, Any]) -> EngineRequest:
-    return EngineRequest(
-        from_wire(PromptInput, fields["prompt"]),
-        from_wire(SamplingParams, fields["params"]),
-        from_wire(RequestOptions, fields["options"]),
-    )
 
 
 def _parse_call(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -440,13 +429,13 @@ def _parse_call(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, method_types(name).unpack(fields["arguments"])
 
 
-async def _read(request: Request, sessions: FrontEndSessions, parse: Callable[[dict[str, Any]], T]) -> T:
+async def _read(request: Request, parse: Callable[[Any], T]) -> T:
     body = await request.body()
-    return await _off_loop(request, sessions, lambda: parse(json.loads(body)))
+    return await _off_loop(request, lambda: parse(json.loads(body)))
 
 
-async def _off_loop(request: Request, sessions: FrontEndSessions, work: Callable[[], T]) -> T:
-    return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
+async def _off_loop(request: Request, work: Callable[[], T]) -> T:
+    return await front_ends(request).services.shared.large_work.run(work, len(await request.body()), "")
 
 
 def _error_response(error: NotsoError, status: int = 200) -> Response:
