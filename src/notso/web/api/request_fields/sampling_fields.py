@@ -34,6 +34,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     schema_grammar,
     unsupported_field,
+    wire_name,
     works,
 )
 from notso.web.edge.errors import api_error_of
@@ -342,6 +343,10 @@ Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_GRAMMAR_CHOIC
 Schema = dict[str, Any] | Text
 """A JSON schema, as an object or as text."""
 
+GRAMMAR_FIELDS = (
+    *("grammar", "json_schema", "regex", "choice", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("ebnf", "grammar_string"),
+)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
@@ -399,48 +404,27 @@ def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -
     Raises ApiError (400) for several grammars, or a schema nested too deeply.
     """
     outputs = fields.structured_outputs
-    grammars: dict[str, Grammar | None] = {
-        "response_format": format_grammar,
-        "grammar": _text_grammar(fields.grammar),
-        "json_schema": _json_schema_grammar("json_schema", fields.json_schema),
-        "regex": _regex_grammar(fields.regex),
-        "choice": _choice_grammar(fields.choice),
-        "guided_json": _json_schema_grammar("guided_json", fields.guided_json),
-        "guided_regex": _regex_grammar(fields.guided_regex),
-        "guided_choice": _choice_grammar(fields.guided_choice),
-        "guided_grammar": _text_grammar(fields.guided_grammar),
-        "ebnf": _text_grammar(fields.ebnf),
-        "grammar_string": _text_grammar(fields.grammar_string),
-    }
+    values = {name: getattr(fields, name) for name in GRAMMAR_FIELDS}
     if outputs is not None:
-        grammars |= {
-            "structured_outputs.json": _json_schema_grammar("structured_outputs.json", outputs.json_),
-            "structured_outputs.regex": _regex_grammar(outputs.regex),
-            "structured_outputs.choice": _choice_grammar(outputs.choice),
-            "structured_outputs.grammar": _text_grammar(outputs.grammar),
-            "structured_outputs.json_object": Grammar("json_object") if outputs.json_object else None,
-        }
+        for name, field in StructuredOutputs.model_fields.items():
+            values[f"structured_outputs.{wire_name(name, field)}"] = getattr(outputs, name)
+    grammars = {"response_format": format_grammar} | {name: _grammar(name, each) for name, each in values.items()}
     found = [(grammar, name) for name, grammar in grammars.items() if grammar is not None]
     if len(found) > 1:
         raise invalid_field(found[1][1], f"{found[0][1]} and {found[1][1]} both constrain the answer: use only one")
     return found[0] if found else (None, "response_format")
 
 
-def _text_grammar(source: str | None) -> Grammar | None:
-    if not source:  # llama.cpp's clients send an empty string if they use no grammar
+def _grammar(name: str, value: Any) -> Grammar | None:
+    if value is None or value is False or value == "":  # llama.cpp's clients send '' if they use no grammar
         return None
-    return Grammar("gbnf" if _GBNF_RULE.search(source) else "lark", source)
-
-
-def _json_schema_grammar(param: str, schema: Schema | None) -> Grammar | None:
-    if schema is None or isinstance(schema, str):
-        return Grammar("json_schema", schema) if schema else None
-    return schema_grammar(param, schema)
-
-
-def _regex_grammar(expression: str | None) -> Grammar | None:
-    return Grammar("regex", expression) if expression else None
-
-
-def _choice_grammar(choices: list[str] | None) -> Grammar | None:
-    return None if choices is None else Grammar("choice", json.dumps(choices))
+    match name.rpartition(".")[2].removeprefix("guided_"):
+        case "json" | "json_schema":
+            return Grammar("json_schema", value) if isinstance(value, str) else schema_grammar(name, value)
+        case "regex":
+            return Grammar("regex", value)
+        case "choice":
+            return Grammar("choice", json.dumps(value))
+        case "json_object":
+            return Grammar("json_object")
+    return Grammar("gbnf" if _GBNF_RULE.search(value) else "lark", value)
