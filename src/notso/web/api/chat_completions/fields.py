@@ -421,7 +421,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     grammar, grammar_field = read_grammar(fields, _format(fields))
     max_tokens = get_by_alias(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
     return ChatRequest(
-        model=fields.model,
+        **fields.common,
         prompts=(messages,),
         params=to_sampling_params(fields, max_tokens, budget),
         options=RequestOptions(
@@ -439,13 +439,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         ),
         names={"response_format": grammar_field},
         hints=find_hints(fields, body),
-        stream=bool(fields.stream),
         keep_stream=bool(fields.store),
-        fresh=fields.cache_prompt is False,
-        prompt_limit=fields.prompt_limit,
-        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
-        return_progress=bool(fields.return_progress),
-        timings_per_token=bool(fields.timings_per_token),
         raw_thinking=fields.reasoning_format == "none",
         hides_reasoning=_hides_reasoning(fields),
     )

@@ -122,7 +122,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     requested = get_by_alias(fields, "max_tokens", "max_new_tokens", "n_predict")
     max_tokens = DEFAULT_MAX_TOKENS if requested is None else requested
     return TextRequest(
-        model=fields.model,
+        **fields.common,
         prompts=prompts,
         texts=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts),
         params=to_sampling_params(fields, max_tokens or 1),
@@ -140,13 +140,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
             prompt_only=max_tokens == 0,
             is_plain=True,
         ),
-        stream=bool(fields.stream),
-        fresh=fields.cache_prompt is False,
-        prompt_limit=fields.prompt_limit,
         echo=bool(fields.echo),
-        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
-        return_progress=bool(fields.return_progress),
-        timings_per_token=bool(fields.timings_per_token),
     )
 
 

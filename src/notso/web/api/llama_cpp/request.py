@@ -230,7 +230,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     )
     params = to_sampling_params(plain, max_tokens or 1 if max_tokens is not None else None)
     return NativeRequest(
-        model=fields.model,
+        **fields.common,
         prompts=(),
         pieces=pieces,
         biases=tuple(_biases(fields.logit_bias)),
@@ -245,16 +245,11 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
             prompt_only=max_tokens == 0,
             is_plain=True,
         ),
-        stream=bool(fields.stream),
-        fresh=fields.cache_prompt is False,
-        prompt_limit=fields.prompt_limit,
         n_predict=-1 if max_tokens is None else max_tokens,
         n_probs=n_probs,
         is_list=len(params) > 1 or _is_prompt_list(fields.prompt),
         return_tokens=bool(fields.return_tokens),
         response_fields=tuple(fields.response_fields or ()),
-        return_progress=bool(fields.return_progress),
-        timings_per_token=bool(fields.timings_per_token),
     )
 
 

@@ -133,10 +133,6 @@ class UnsupportedSamplerFields(Fields):
     dynamic_temperature: Annotated[Literal[False] | None, inert("false", "use temperature")] = None
     no_stop_trim: Annotated[Literal[False] | None, _STOP_OUTPUT] = None
 
-    @property
-    def prompt_limit(self) -> int | None:
-        return to_prompt_limit(self.truncate_prompt_tokens)
-
 
 UNSUPPORTED_NOTES = notes_in(UnsupportedSamplerFields)
 
@@ -245,6 +241,19 @@ class SamplingFields(UnsupportedSamplerFields):
     cache_prompt: bool | None = None
     logits_processors: Annotated[list[Name], Field(max_length=MAX_PROCESSORS, fail_fast=True)] | None = None
     user: Annotated[Label | None, DESCRIBES_CALLER] = None
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Fields of an ApiRequest that all APIs with these fields set alike."""
+        return {
+            "model": self.model,
+            "stream": bool(self.stream),
+            "fresh": self.cache_prompt is False,
+            "prompt_limit": to_prompt_limit(self.truncate_prompt_tokens),
+            "include_usage": bool(self.stream_options and self.stream_options.include_usage),
+            "return_progress": bool(self.return_progress),
+            "timings_per_token": bool(self.timings_per_token),
+        }
 
 
 SAMPLING_NOTES: Notes = {
