@@ -6,15 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.smollm3 import Engine, EngineError, Event, Message, ModelInfo, ToolCall
-from notso.web.api.ollama.routes import _modified, resolve_ollama_name
-from notso.web.api.server.models import _modified_s
+from notso.smollm3 import Engine, EngineError, Event, LocalModel, Message, ModelInfo, ToolCall
+from notso.web.api.ollama.routes import _installed_entry, resolve_ollama_name
+from notso.web.api.shared.listing import modified_ns
+from notso.web.engine.models import InstalledModel
 
 Start = Callable[..., Any]
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -282,4 +282,7 @@ def test_logprobs_are_returned_whole_and_streamed(start: Start) -> None:
 
 @pytest.mark.parametrize("path", ["/absent", "a" * 300])
 def test_date_of_an_unreadable_model_file_is_1970(path: str) -> None:
-    assert _modified(SimpleNamespace(path=path)).startswith("1970-01-01") and _modified_s(Path(path)) == 0  # type: ignore[arg-type]
+    assert modified_ns(path) == modified_ns(Path(path)) == 0
+    removed = LocalModel("Other", Path(path), 5, "Q4_K_M", "folder", "no")
+    entry = _installed_entry(InstalledModel("key", removed, in_use=False))
+    assert entry["modified_at"].startswith("1970-01-01") and entry["size"] == 5

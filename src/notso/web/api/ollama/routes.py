@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -41,6 +40,7 @@ from notso.web.api.shared.completion import (
     server_version,
 )
 from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
+from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns
 from notso.web.api.shared.serializer import Serializer, as_json, large_response
 from notso.web.api.shared.services import Services, api_services
 from notso.web.api.shared.serving import (
@@ -215,7 +215,7 @@ async def tags(services: Services) -> Response:
     """List models, the default first. The list is empty until the first load of the default model ends."""
     host, registry = services.shared.engine, services.shared.model_registry
     info = host.info
-    listed = [await asyncio.to_thread(_entry, info)] if info is not None else []
+    listed = [await asyncio.to_thread(_loaded_entry, info)] if info is not None else []
     if registry is not None and (listed or host.state == "failed"):
         others = await asyncio.to_thread(other_installed_models, host, registry)
         listed += await asyncio.to_thread(lambda: [_installed_entry(each) for each in others])
@@ -229,7 +229,7 @@ async def running_models(services: Services) -> Response:
     for served in host.loaded():
         if served.info is None:
             continue
-        entry = await asyncio.to_thread(_entry, served.info)
+        entry = await asyncio.to_thread(_loaded_entry, served.info)
         if served is not host.default and served.name:
             entry |= {"name": with_tag(served.name), "model": with_tag(served.name)}
         expires = _expiry(host.idle_timeout_s(served))
@@ -281,36 +281,33 @@ async def show(request: Request, services: Services) -> Response:
                 f"{FAMILY}.context_length": info.context_tokens,
             },
             "capabilities": CAPABILITIES,
-            "modified_at": await asyncio.to_thread(_modified, info),
+            "modified_at": _modified_at(await asyncio.to_thread(modified_ns, info.path)),
         },
         headers=headers,
     )
 
 
-def _entry(info: ModelInfo) -> dict[str, Any]:
-    return {
-        "name": listed_name(info),
-        "model": listed_name(info),
-        "modified_at": _modified(info),
-        "size": info.size_bytes,
-        "digest": hashlib.sha256(fingerprint(info).encode()).hexdigest(),
-        "details": _details(info),
-    }
+def _loaded_entry(info: ModelInfo) -> dict[str, Any]:
+    return _entry(listed_name(info), modified_ns(info.path), info.size_bytes, fingerprint(info), _details(info))
 
 
 def _installed_entry(installed: InstalledModel) -> dict[str, Any]:
     # The digest of a loaded model is a hash of its fingerprint, which is known only after loading. Here, the digest is
     # a hash of the model's name, and of the size and modification time of its file.
-    model = installed.model
-    name, status = "-".join(model.name.lower().split()), model.path.stat()
-    digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
+    model, modified = installed.model, modified_ns(installed.model.path)
+    name = "-".join(model.name.lower().split())
+    details = _FILE_DETAILS | {"quantization_level": model.quantization or "unknown"}
+    return _entry(with_tag(name), modified, model.size_bytes, repr((name, model.size_bytes, modified)), details)
+
+
+def _entry(name: str, modified: int, size: int, identity: str, details: dict[str, Any]) -> dict[str, Any]:
     return {
-        "name": with_tag(name),
-        "model": with_tag(name),
-        "modified_at": timestamp(datetime.fromtimestamp(status.st_mtime, UTC)),
-        "size": model.size_bytes,
-        "digest": digest,
-        "details": _FILE_DETAILS | {"quantization_level": model.quantization or "unknown"},
+        "name": name,
+        "model": name,
+        "modified_at": _modified_at(modified),
+        "size": size,
+        "digest": hashlib.sha256(identity.encode()).hexdigest(),
+        "details": details,
     }
 
 
@@ -328,12 +325,8 @@ def _parameters(info: ModelInfo) -> str:
     return "\n".join(f"{name:<30} {value:g}" for name, value in values.items())
 
 
-def _modified(info: ModelInfo) -> str:
-    try:
-        seconds = Path(info.path).stat().st_mtime if info.path else 0.0
-    except OSError:  # removed or moved, or no longer readable
-        seconds = 0.0
-    return timestamp(datetime.fromtimestamp(seconds, UTC))
+def _modified_at(nanoseconds: int) -> str:
+    return timestamp(datetime.fromtimestamp(nanoseconds / NANOSECONDS_PER_SECOND, UTC))
 
 
 def _main_format(tensors: Mapping[str, int]) -> str:

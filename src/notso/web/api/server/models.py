@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Hint, Notes, Text, hint, invalid_field, works
-from notso.web.api.shared.listing import paginate
+from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns, paginate
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import as_api_error, read_fields_and_headers, resolve_model_choice, serving
 from notso.web.edge.access import GUARDED, operator_only
@@ -164,8 +164,7 @@ async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, A
     entries: list[tuple[ModelChoice, dict[str, Any]]] = []
     info = host.info
     if info is not None:
-        created = await asyncio.to_thread(_modified_s, Path(info.path) if info.path else None)
-        entry = _loaded_entry(info, host.default, created)
+        entry = _loaded_entry(info, host.default, await asyncio.to_thread(_modified_s, info.path))
         entries += [(ModelChoice(), entry), *_with_adapters(host.default, entry)]
     if registry is None or (info is None and host.state != "failed"):
         return entries
@@ -178,11 +177,8 @@ async def _entries(services: ApiServices) -> list[tuple[ModelChoice, dict[str, A
     return entries
 
 
-def _modified_s(path: Path | None) -> int:
-    try:
-        return int(path.stat().st_mtime) if path is not None else 0
-    except OSError:  # removed or moved, or no longer readable
-        return 0
+def _modified_s(path: str | Path) -> int:
+    return modified_ns(path) // NANOSECONDS_PER_SECOND
 
 
 def _with_adapters(served: ServedModel, base: dict[str, Any]) -> Iterator[tuple[ModelChoice, dict[str, Any]]]:

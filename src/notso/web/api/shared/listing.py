@@ -1,15 +1,18 @@
-"""Cursor pagination of the list endpoints of OpenAI and Anthropic."""
+"""Cursor pagination of the list endpoints of OpenAI and Anthropic, and dates of listed model files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from notso.web.api.request_fields.fields import invalid_field
 
 PAGE = "page_"
 """Prefix of a cursor of Anthropic's API, returned as `next_page` and sent as `page` of the next request."""
+
+NANOSECONDS_PER_SECOND = 1_000_000_000
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _AFTER, _BEFORE = ("after", "after_id", "page"), ("before", "before_id")  # aliases
@@ -44,6 +47,14 @@ def paginate(
         "last_id": page[-1]["id"] if page else None,
         "has_more": start + size < stop if before is None else start > first,
     }
+
+
+def modified_ns(path: str | Path) -> int:
+    """Return a model file's modification time, or 0 if `path` is empty or there is no such file."""
+    try:
+        return Path(path).stat().st_mtime_ns if path else 0
+    except OSError:  # removed or moved, or no longer readable
+        return 0
 
 
 def _find_cursor(ids: Sequence[str], query: Mapping[str, str | None], names: Sequence[str]) -> int | None:
