@@ -142,9 +142,8 @@ async def read_openai_request(request: Request, parse: Callable[[Mapping[str, An
 
 
 def find_openai_files(body: Mapping[str, Any]) -> Iterator[RequestFile]:
-    """Yield the files in an unvalidated OpenAI request."""
-    for _, param, file in _file_parts(body):
-        yield _to_request_file(file, param)
+    """Return the files in an unvalidated OpenAI request."""
+    return (each for _, _, each in _file_parts(body))
 
 
 def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
@@ -152,9 +151,9 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     if not files:
         return body
     body = json.loads(json.dumps(body))  # a deep copy, which is modified below
-    for part, param, file in _file_parts(body):
-        each = files[_to_request_file(file, param).key]
-        text = format_for_prompt(_shown_name(file, each), each.text)
+    for part, file, request_file in _file_parts(body):
+        document = files[request_file.key]
+        text = format_for_prompt(_shown_name(file, document), document.text)
         kind = "input_text" if part["type"] == "input_file" else "text"
         part.clear()
         part.update(type=kind, text=f"{text}\n")
@@ -169,8 +168,8 @@ def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Map
     api_request = parse(inline_files(body, files))
     if not has_quoting_fields(api_request.options):
         return api_request
-    named_files = ((file, files[_to_request_file(file, param).key]) for _, param, file in _file_parts(body))
-    sources = [QuoteSource(each.text, _shown_name(file, each)) for file, each in named_files]
+    named_files = ((file, files[each.key]) for _, file, each in _file_parts(body))
+    sources = [QuoteSource(document.text, _shown_name(file, document)) for file, document in named_files]
     for each in reversed(api_request.prompts[0]):
         if isinstance(each, Message) and each.role == "user":
             sources.append(QuoteSource(each.content, "prompt"))
@@ -185,7 +184,8 @@ def has_quoting_fields(options: RequestOptions) -> bool:
     return grammar is not None and grammar.kind == "json_schema" and QUOTE_OF in grammar.source
 
 
-def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], RequestFile]]:
+    # Yields each part, and the object with the fields of its file as it is and parsed.
     for name in ("messages", "input"):
         items = body.get(name)
         for at, message in enumerate(items if isinstance(items, list) else ()):
@@ -195,7 +195,7 @@ def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, 
                     kind = part.get("type") if isinstance(part, dict) else None
                     file = part if kind == "input_file" else part.get("file") if kind == "file" else None
                     if isinstance(file, dict) and any(isinstance(file.get(each), str) for each in _FILE_FIELDS):
-                        yield part, f"{name}.{at}.{inner}.{index}", file
+                        yield part, file, _to_request_file(file, f"{name}.{at}.{inner}.{index}")
 
 
 def _to_request_file(file: Mapping[str, Any], param: str) -> RequestFile:
