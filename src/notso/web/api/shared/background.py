@@ -57,14 +57,6 @@ def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
     }
 
 
-async def send_internal_with_retry(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, bytes]:
-    """Send an internal request, retrying while the server is busy; return status and body."""
-    while True:
-        status, headers, answer = await send_internal(app, {**scope, "state": {}}, body)
-        if not await wait_if_busy(status, headers):
-            return status, answer
-
-
 async def wait_if_busy(status: int, headers: Mapping[str, str]) -> bool:
     """Wait before repeating a request to a busy server. Return False if the server is not busy."""
     if status not in RETRY_STATUSES:
@@ -196,13 +188,13 @@ class BackgroundResponses:
                     await records.renew_unfinished_responses(self._holder, current_ms())
                 # If no other server shares the store, all leases belong to earlier processes and count as expired.
                 until = current_ms() if is_shared else 1 << 62
-                while not self._shared.stopping and (unfinished := await self._claim_next(until)):
+                while not self._shared.stopping:
+                    unfinished = await records.claim_unfinished_response(self._holder, sorted(self._own_ids), until)
+                    if unfinished is None:
+                        break
                     self._own_ids.add(unfinished.id)
                     self._start_task(self._continue_claimed(app, inner_app, unfinished))
             await asyncio.sleep(SEARCH_SECONDS)
-
-    async def _claim_next(self, until_ms: int) -> UnfinishedResponse | None:
-        return await self._shared.store.records.claim_unfinished_response(self._holder, sorted(self._own_ids), until_ms)
 
     async def _continue_claimed(self, app: FastAPI, inner_app: Any, unfinished: UnfinishedResponse) -> None:
         try:
@@ -232,8 +224,10 @@ class BackgroundResponses:
     ) -> tuple[int, Mapping[str, Any]]:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
-        status, answer = await send_internal_with_retry(inner_app, scope, unfinished.body.encode())
-        return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
+        while True:
+            status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, unfinished.body.encode())
+            if not await wait_if_busy(status, headers):
+                return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
     async def _fail(self, unfinished: UnfinishedResponse, message: str, code: str = "server_error") -> None:
         _log.warning("a response could not be continued: %s", message)

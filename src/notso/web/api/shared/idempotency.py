@@ -27,6 +27,7 @@ from notso.web.api.shared.resumable import (
     RemoteAnswer,
     RemoteAnswers,
     claim_name,
+    replica_stopped_error,
 )
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import INCOMPLETE, wait_for_disconnect
@@ -225,9 +226,7 @@ async def _copy(answer: RemoteAnswer, log: AnswerLog) -> None:
         if answer.finished:
             break
         if not await answer.log.wait(len(log.sse_events), SILENT_SECONDS) and await answer.is_abandoned():
-            raise ApiError(
-                503, "shutting_down", "the server that was generating this response has stopped", retry_after_seconds=1
-            )
+            raise replica_stopped_error(retry_after_seconds=1)
     if answer.log.body:
         log.finish(answer.log.body)
 

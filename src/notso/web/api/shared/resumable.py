@@ -121,7 +121,7 @@ class RemoteAnswer:
                 return
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
                 if await self.is_abandoned():
-                    yield data_event(_replica_stopped_error().body)
+                    yield data_event(replica_stopped_error().body)
                     return
                 silent_s += SILENT_SECONDS
                 if silent_s >= PING_SECONDS:
@@ -132,7 +132,7 @@ class RemoteAnswer:
         """Wait for the body. Raises ApiError (503) if the generating replica has stopped."""
         while not self.log.finished:
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self.is_abandoned():
-                raise _replica_stopped_error()
+                raise replica_stopped_error()
         return self.log.body
 
     async def is_abandoned(self) -> bool:
@@ -189,10 +189,9 @@ def claim_name(owner: str, conversation: str) -> str:
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
-def _replica_stopped_error() -> ApiError:
-    return ApiError(
-        503, "shutting_down", "the server that was generating this response has stopped", retry_after_seconds=5
-    )
+def replica_stopped_error(retry_after_seconds: int = 5) -> ApiError:
+    message = "the server that was generating this response has stopped"
+    return ApiError(503, "shutting_down", message, retry_after_seconds=retry_after_seconds)
 
 
 RESUMABLE_SECONDS = 300.0
@@ -237,11 +236,7 @@ class ResumableStream:
     """An answer that is generated even without readers. `record` receives its tokens."""
 
     def __init__(
-        self,
-        running: RunningRequest,
-        serializer: Serializer,
-        log: AnswerLog | None = None,
-        record: TokenRecord | None = None,
+        self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None, record: TokenRecord | None
     ) -> None:
         self.running = running
         self.record = record
