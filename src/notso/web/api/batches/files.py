@@ -96,20 +96,16 @@ def is_anthropic(request: Request) -> bool:
 
 
 def _object(request: Request, file: StoredFile) -> dict[str, Any]:
-    if not is_anthropic(request):
-        return file_object(file)
-    return {
-        "id": file.id,
-        "type": "file",
-        "filename": file.name,
-        "mime_type": mimetypes.guess_type(file.name)[0] or "application/octet-stream",
-        "size_bytes": file.size,
-        "created_at": datetime.fromtimestamp(file.created_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),
-        "downloadable": True,
-    }
-
-
-def file_object(file: StoredFile) -> dict[str, Any]:
+    if is_anthropic(request):
+        return {
+            "id": file.id,
+            "type": "file",
+            "filename": file.name,
+            "mime_type": mimetypes.guess_type(file.name)[0] or "application/octet-stream",
+            "size_bytes": file.size,
+            "created_at": datetime.fromtimestamp(file.created_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),
+            "downloadable": True,
+        }
     return {
         "id": file.id,
         "object": "file",

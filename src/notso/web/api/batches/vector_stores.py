@@ -273,16 +273,13 @@ async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
     documents = services.shared.store.documents
     taken = {each.name for each in await documents.libraries(owner) if each.owner == owner}
     if len(taken) < MAX_LIBRARIES_OF_OWNER:
-        for numbered in (_numbered_name(name, number) for number in range(1, MAX_LIBRARIES_OF_OWNER + 1)):
+        numbers = range(2, MAX_LIBRARIES_OF_OWNER + 1)
+        for numbered in (name, *(f"{name[: MAX_NAME_CHARACTERS - 8]} ({number})" for number in numbers)):
             # The result is None if a concurrent request has taken the name or the last free place.
             if numbered not in taken and (library := await documents.new_library(owner, numbered)) is not None:
                 return library
     message = f"there are already {MAX_LIBRARIES_OF_OWNER} vector stores and projects; delete some"
     raise ApiError(429, "too_many", message)
-
-
-def _numbered_name(name: str, number: int) -> str:
-    return name if number == 1 else f"{name[: MAX_NAME_CHARACTERS - 8]} ({number})"
 
 
 async def _store_object(services: ApiServices, owner: str, library: Library) -> dict[str, Any]:

@@ -227,7 +227,14 @@ def parse_message_request(
 ) -> MessageRequest:
     """Validate a message request. Raises ApiError (400) naming the field."""
     if body.get("thread") is not None:
-        raise _thread_refusal()
+        raise ApiError(
+            400,
+            "unsupported_parameter",
+            f"thread is not supported: {THREAD_ADVICE}",
+            param="thread",
+            # Anthropic's client recognizes these details and retries without `thread`.
+            details={"error_code": "thread_unsupported_request"},
+        )
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
@@ -244,17 +251,6 @@ def parse_count_request(
     """Validate a count request. Raises ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
     return _request(fields, body, files, keep_volatile, params=(create_sampling_params(NAMES, {}),))
-
-
-def _thread_refusal() -> ApiError:
-    # Anthropic's client recognizes these details and retries without `thread`.
-    return ApiError(
-        400,
-        "unsupported_parameter",
-        f"thread is not supported: {THREAD_ADVICE}",
-        param="thread",
-        details={"error_code": "thread_unsupported_request"},
-    )
 
 
 def _request(

@@ -252,8 +252,6 @@ class EmbeddingFields(Fields):
     keep_alive: Annotated[KeepAlive | None, Hint()] = None
 
 
-_NO_IMAGES = inert("an empty list", "the model reads text only")
-
 ANSWER_NOTES: Notes = {
     "model": works("a name listed by `GET /api/tags` or `GET /v1/models`, with or without `:latest`; optional"),
     "stream": works("true (default): stream the response as JSON lines"),
@@ -287,7 +285,7 @@ GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "prompt": works("the user's message; a request without it only loads the model"),
     "system": works("system prompt; cannot be combined with `raw`"),
     "raw": works("true: continue the prompt as it is, without the template; control tokens in it are not recognized"),
-    "images": _NO_IMAGES,
+    "images": inert("an empty list", "the model reads text only"),
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),
     "template": inert("an empty string", "the model file's own template is used"),
     "context": works(
@@ -375,14 +373,9 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     if not prompt:
         return _request(fields, body, ())
     if fields.raw:
-        if fields.system:
-            raise invalid_field("system", "system cannot be combined with raw")
-        if fields.context:
-            raise invalid_field("context", "context cannot be combined with raw")
-        if fields.think:
-            raise invalid_field("think", "think cannot be combined with raw")
-        if fields.format:
-            raise invalid_field("format", "format cannot be combined with raw")
+        for name in ("system", "context", "think", "format"):
+            if getattr(fields, name):
+                raise invalid_field(name, f"{name} cannot be combined with raw")
         return _request(fields, body, prompt)
     earlier = decode_context(fields.context or ())
     if fields.system:
