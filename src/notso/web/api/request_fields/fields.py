@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -155,6 +155,11 @@ def _is_neutral(value: object) -> bool:
     return value is None or value is False or value == "" or value == []
 
 
+class AnyTextPart(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
 class TextPart(Fields):
     """A text part of a message. Images and audio are not supported."""
 
@@ -223,7 +228,7 @@ def notes_in(body: type[BaseModel]) -> Notes:
     }
 
 
-def join_text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
+def join_text(content: str | Sequence[AnyTextPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)

@@ -17,6 +17,7 @@ from notso.web.api.request_fields.fields import (
     check_tool_names,
     find_hints,
     invalid_field,
+    join_text,
     read_fields,
     schema_grammar,
     strict_tool_names,
@@ -43,12 +44,10 @@ from notso.web.api.responses.fields import (
     FunctionChoice,
     FunctionTool,
     InputTokenFields,
-    ItemContent,
     ItemReference,
     MessageItem,
     NamespaceTool,
     ObjectFormat,
-    Parts,
     ReasoningItem,
     ResponseFields,
     SchemaFormat,
@@ -111,7 +110,9 @@ async def load_referenced_items(
         if response_id and response_id not in responses:
             if len(responses) == MAX_REFERENCED_RESPONSES:
                 raise invalid_field(param, f"input refers to items of more than {MAX_REFERENCED_RESPONSES} responses")
-            responses[response_id] = _by_id(await load(response_id))
+            response = await load(response_id)
+            stored = () if response is None else (*response.input, *response.body["output"])
+            responses[response_id] = {item["id"]: item for item in stored}
         item = responses.get(response_id, {}).get(id)
         if item is None:
             raise ApiError(404, "not_found", "no stored item has that id (store: false disables storing)", param=param)
@@ -120,11 +121,6 @@ async def load_referenced_items(
             raise invalid_field(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")
         found[id] = item
     return found
-
-
-def _by_id(response: StoredResponse | None) -> dict[str, Item]:
-    items = (*response.input, *response.body["output"]) if response is not None else ()
-    return {item["id"]: item for item in items}
 
 
 def _normalize_item(item: Item, response_id: str, index: int) -> Item:
@@ -180,7 +176,17 @@ class ResponseRequest(ApiRequest):
     echoed: Mapping[str, Any]  # fields repeated in the response
 
     def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
-        return replace_conversation(self, (*earlier, *self.conversation))
+        """Put earlier messages first. Keep only the reasoning that led to tool calls after the last user message."""
+        conversation = (*earlier, *self.conversation)
+        last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
+        conversation = tuple(
+            replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
+            for at, message in enumerate(conversation)
+        )
+        instructions = (Message("system", self.instructions),) if self.instructions else ()
+        continues = bool(conversation) and conversation[-1].role == "assistant" and not conversation[-1].tool_calls
+        options = replace(self.options, continue_last=continues)
+        return replace(self, conversation=conversation, prompts=((*instructions, *conversation),), options=options)
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
@@ -234,20 +240,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         search=_search(fields),
         echoed=_echoed_fields(fields, body, sampling),
     )
-    return replace_conversation(api_request, conversation)
-
-
-def replace_conversation(api_request: ResponseRequest, conversation: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation. Keep only the reasoning that led to tool calls after the last user message."""
-    last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
-    conversation = tuple(
-        replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
-        for at, message in enumerate(conversation)
-    )
-    instructions = (Message("system", api_request.instructions),) if api_request.instructions else ()
-    continues = bool(conversation) and conversation[-1].role == "assistant" and not conversation[-1].tool_calls
-    options = replace(api_request.options, continue_last=continues)
-    return replace(api_request, conversation=conversation, prompts=((*instructions, *conversation),), options=options)
+    return api_request.continue_from(())
 
 
 def _add_item_types(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
@@ -278,9 +271,9 @@ def _messages(items: Sequence[FullItem]) -> Iterator[Message]:
             continue
         for item in run:
             if isinstance(item, CallOutputItem):
-                yield Message("tool", _text(item.output), tool_call_id=item.call_id)
+                yield Message("tool", join_text(item.output), tool_call_id=item.call_id)
             elif isinstance(item, MessageItem):
-                yield Message("user" if item.role == "user" else "system", _text(item.content))
+                yield Message("user" if item.role == "user" else "system", join_text(item.content))
 
 
 def _is_assistant(item: FullItem) -> bool:
@@ -289,17 +282,13 @@ def _is_assistant(item: FullItem) -> bool:
 
 def _assistant_message(items: Sequence[FullItem]) -> Message:
     reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
-    texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
+    texts = [join_text(item.content) for item in items if isinstance(item, MessageItem)]
     calls = tuple(
         ToolCall(item.call_id, qualified_name(item.name, item.namespace), item.arguments)
         for item in items
         if isinstance(item, CallItem)
     )
     return Message("assistant", "\n".join(texts), "\n".join(reasoning) or None, calls)
-
-
-def _text(content: ItemContent | Parts) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def qualified_name(name: str, namespace: str | None) -> str:
