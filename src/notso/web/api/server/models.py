@@ -212,11 +212,4 @@ def _installed_entry(installed: InstalledModel, served: ServedModel, created: in
 
 
 def _entry(id: str, created: int, aliases: list[str], meta: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": id,
-        "object": "model",
-        "created": created,
-        "owned_by": "notso",
-        "aliases": aliases,
-        "meta": meta,
-    }
+    return {"id": id, "object": "model", "created": created, "owned_by": "notso", "aliases": aliases, "meta": meta}

@@ -15,7 +15,7 @@ from notso.smollm3 import ModelInfo, SamplingParams
 from notso.web.api.llama_cpp.request import generation_settings
 from notso.web.api.shared.completion import server_version
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import require_model_available
+from notso.web.api.shared.serving import model_failed_error, model_loading_error, require_model_available
 from notso.web.edge.access import GUARDED, PUBLIC, operator_only
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -69,10 +69,8 @@ async def slots(services: Services) -> Response:
 def _require_model_info(services: Services) -> ModelInfo:
     require_model_available(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
-    if info is None and failure:
-        raise ApiError(503, "model_failed", f"no model is available: {failure}", retry_after_seconds=60)
     if info is None:
-        raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+        raise model_failed_error(failure) if failure else model_loading_error()
     return info
 
 
@@ -133,8 +131,6 @@ async def metrics(services: Services) -> Response:
 
 
 _CHAT = "SmolLM3 is a chat model"
-
-
 _refused = partial(ApiError, 400, "not_supported")
 
 

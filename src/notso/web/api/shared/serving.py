@@ -144,7 +144,7 @@ def require_model_available(services: ApiServices) -> None:
     if services.shared.stopping:
         raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
     if host.state == "loading" and not any(served.info is not None for served in host.models()):
-        raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+        raise model_loading_error()
 
 
 async def resolve_model_choice(services: ApiServices, name: str | None) -> ModelChoice:
@@ -157,7 +157,7 @@ async def resolve_model_choice(services: ApiServices, name: str | None) -> Model
     await host.wait_for_first_load()
     choice = await find_model(host, registry, name)
     if host.default.state == "failed" and (choice is None or host.model(choice.model) is host.default):
-        raise _model_failed_error(host.failure)
+        raise model_failed_error(host.failure)
     if choice is None:
         info, adapters = host.default.info, adapter_names(host.default)
         names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
@@ -189,13 +189,17 @@ async def _load_engine(running: RunningRequest, choice: ModelChoice) -> ChatEngi
     try:
         engine = await running.load(choice.model)
     except ModelError as error:
-        raise _model_failed_error(str(error)) from error
+        raise model_failed_error(str(error)) from error
     if engine is None:
         raise ApiError(503, "shutting_down", "the request was canceled", retry_after_seconds=5)
     return engine
 
 
-def _model_failed_error(reason: str) -> ApiError:
+def model_loading_error() -> ApiError:
+    return ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+
+
+def model_failed_error(reason: str) -> ApiError:
     return ApiError(503, "model_failed", f"no model is available: {reason}", retry_after_seconds=60)
 
 
