@@ -462,12 +462,8 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "chat_template_kwargs.reasoning_effort": template.reasoning_effort if template else None,
         "think": None if isinstance(fields.think, bool) else fields.think,
     }
-    switch, enabled = next(((name, value) for name, value in switches.items() if value is not None), ("", None))
-    effort_field, effort = next(((name, value) for name, value in efforts.items() if value is not None), ("", None))
-    for values, first, value in ((switches, switch, enabled), (efforts, effort_field, effort)):
-        for other, other_value in values.items():
-            if other_value not in (None, value):
-                raise invalid_field(other, f"{first} and {other} contradict each other")
+    switch, enabled = _find_value(switches)
+    effort_field, effort = _find_value(efforts)
     if effort is not None and enabled is not None and enabled == (effort == "none"):
         raise invalid_field(effort_field, f"{effort_field} and {switch} contradict each other")
     thinking = effort != "none" if effort is not None else enabled is not False
@@ -476,12 +472,19 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "thinking.budget_tokens": options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         "reasoning.max_tokens": reasoning.max_tokens if reasoning else None,
     }
-    given = [(name, value) for name, value in budgets.items() if value not in (None, NO_BUDGET)]
-    budget_field, budget = given[0] if given else ("", EFFORT_BUDGETS.get(effort or ""))
-    for other, other_budget in given[1:]:
-        if other_budget != budget:
-            raise invalid_field(other, f"{budget_field} and {other} contradict each other")
+    _, budget = _find_value({name: value for name, value in budgets.items() if value != NO_BUDGET})
+    if budget is None:
+        budget = EFFORT_BUDGETS.get(effort or "")
     return thinking, budget if thinking else None
+
+
+def _find_value(values: Mapping[str, Any]) -> tuple[str, Any]:
+    # Returns the first field that is set, and its value. Raises ApiError (400) if another field has another value.
+    given = [(name, value) for name, value in values.items() if value is not None]
+    for other, value in given[1:]:
+        if value != given[0][1]:
+            raise invalid_field(other, f"{given[0][0]} and {other} contradict each other")
+    return given[0] if given else ("", None)
 
 
 def _hides_reasoning(fields: ChatFields) -> bool:
