@@ -81,12 +81,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         "created_at": now_ms // 1000,
         "in_progress_at": None,
         "expires_at": now_ms // 1000 + WINDOW_SECONDS,
-        "finalizing_at": None,
-        "completed_at": None,
-        "failed_at": None,
-        "expired_at": None,
-        "cancelling_at": None,
-        "cancelled_at": None,
+        **dict.fromkeys(("finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")),
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
         "metadata": fields.metadata,
     }
