@@ -51,6 +51,7 @@ class _Recording:
     # A response in progress, which any number of clients may follow in `log`. The first entry of the log contains the
     # status and the headers; the others are pieces of the body.
 
+    key: tuple[str, str]  # owner and Idempotency-Key
     digest: bytes  # of the request
     log: AnswerLog
     replayed: bool = False  # the response was generated for an earlier request
@@ -97,25 +98,23 @@ class IdempotencyMiddleware:
             await JSONResponse(failure.body_for(scope), failure.status, headers)(scope, receive, send)
 
     async def _respond(
-        self, scope: Scope, message: Message, receive: Receive, send: Send, owner_and_key: tuple[str, str]
+        self, scope: Scope, message: Message, receive: Receive, send: Send, key: tuple[str, str]
     ) -> None:
         digest = await asyncio.to_thread(_request_digest, scope, message["body"])
-        recording = self._running.get(owner_and_key)
+        recording = self._running.get(key)
         repeated = recording is not None
         if recording is None:
-            recording = self._running[owner_and_key] = _Recording(digest, AnswerLog(digest.hex()))
-            recording.task = asyncio.create_task(self._record(recording, scope, message, owner_and_key))
+            recording = self._running[key] = _Recording(key, digest, AnswerLog(digest.hex()))
+            recording.task = asyncio.create_task(self._record(recording, scope, message))
         if recording.digest != digest:
             raise _key_reused_error()
         await _deliver(recording.log, receive, send, lambda: repeated or recording.replayed)
 
-    async def _record(
-        self, recording: _Recording, scope: Scope, message: Message, owner_and_key: tuple[str, str]
-    ) -> None:
+    async def _record(self, recording: _Recording, scope: Scope, message: Message) -> None:
         log = recording.log
         try:
-            if not await self._replay(recording, owner_and_key):
-                await self._run(recording, scope, message, owner_and_key)
+            if not await self._replay(recording):
+                await self._run(recording, scope, message)
         except Exception as error:
             failure = api_error_of(error)
             if failure.code == "internal_error":
@@ -131,11 +130,11 @@ class IdempotencyMiddleware:
         finally:
             if not log.finished:
                 log.finish({})
-            del self._running[owner_and_key]
+            del self._running[recording.key]
 
-    async def _replay(self, recording: _Recording, owner_and_key: tuple[str, str]) -> bool:
+    async def _replay(self, recording: _Recording) -> bool:
         # Returns False if the response is not stored yet. Another replica may still be generating it.
-        stored = await self._services.shared.store.records.idempotent_response(*owner_and_key, current_ms())
+        stored = await self._services.shared.store.records.idempotent_response(*recording.key, current_ms())
         if stored is None:
             return False
         if stored.digest != recording.digest:
@@ -144,33 +143,33 @@ class IdempotencyMiddleware:
         recording.log.add((_start(stored.status, [list(each) for each in stored.headers]), stored.body))
         return True
 
-    async def _run(self, recording: _Recording, scope: Scope, message: Message, owner_and_key: tuple[str, str]) -> None:
-        exchange, claim = self._services.shared.exchange, claim_name(*_claim_key(*owner_and_key))
+    async def _run(self, recording: _Recording, scope: Scope, message: Message) -> None:
+        exchange, claim = self._services.shared.exchange, claim_name(*_claim_key(*recording.key))
         if holder := await exchange.claim(claim, f"{recording.digest.hex()} {secrets.token_hex(8)}"):
             if holder.partition(" ")[0] != recording.digest.hex():
                 raise _key_reused_error()
-            found = await RemoteAnswers(exchange).find(*_claim_key(*owner_and_key))
+            found = await RemoteAnswers(exchange).find(*_claim_key(*recording.key))
             if found is not None:
                 recording.replayed = True
                 await _copy(found, recording.log)
                 return
-            if await self._replay(recording, owner_and_key):  # the other replica has just stored the response
+            if await self._replay(recording):  # the other replica has just stored the response
                 return
             detail = "the first request with this key is being answered"
             raise ApiError(409, "generation_in_progress", detail, retry_after_seconds=1)
         try:
             # Look again: another replica may have stored the response between the first lookup and the claim.
-            if exchange.is_shared and await self._replay(recording, owner_and_key):
+            if exchange.is_shared and await self._replay(recording):
                 return
             if exchange.is_shared:
                 exchange.publish(claim, recording.log)
             await self._app(scope, receive_once(message), partial(_record_message, recording.log))
             if recording.log.sse_events and not scope.get(INCOMPLETE):
-                await self._store_answer(recording, owner_and_key)
+                await self._store_answer(recording)
         finally:
             exchange.release(claim)
 
-    async def _store_answer(self, recording: _Recording, owner_and_key: tuple[str, str]) -> None:
+    async def _store_answer(self, recording: _Recording) -> None:
         first, *pieces = recording.log.sse_events
         start = json.loads(first)
         if not 200 <= start["status"] < 300 or sum(map(len, pieces)) > MAX_STORED_BYTES:
@@ -178,7 +177,7 @@ class IdempotencyMiddleware:
         headers = tuple((key, value) for key, value in start["headers"])
         answer = IdempotentResponse(recording.digest, start["status"], headers, b"".join(pieces), current_ms())
         try:
-            await self._services.shared.store.records.save_idempotent_response(*owner_and_key, answer)
+            await self._services.shared.store.records.save_idempotent_response(*recording.key, answer)
         except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
 
