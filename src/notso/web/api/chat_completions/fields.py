@@ -316,10 +316,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "parallel_tool_calls": works("false: at most one call per response"),
     "chat_template_kwargs": works("`enable_thinking` or its alias `thinking` (true or false), and `reasoning_effort`"),
-    "reasoning_effort": works(
-        f"`none` disables thinking; {EFFORTS}",
-        f"{EFFORT_ADVICE}, or thinking_budget in tokens",
-    ),
+    "reasoning_effort": works(f"`none` disables thinking; {EFFORTS}", f"{EFFORT_ADVICE}, or thinking_budget in tokens"),
     "enable_thinking": works("alias of `chat_template_kwargs.enable_thinking`"),
     "thinking": works(
         "true, false, or an object with `type` (`enabled`, `disabled` or `adaptive`) and optionally `budget_tokens`"

@@ -11,13 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
-from notso.web.api.request_fields.fields import (
-    Fields,
-    Name,
-    invalid_field,
-    to_printable,
-    unsupported_field,
-)
+from notso.web.api.request_fields.fields import Fields, Name, invalid_field, to_printable, unsupported_field
 from notso.web.api.shared.background import created_ms, resumed_response
 from notso.web.api.shared.completion import (
     Completion,

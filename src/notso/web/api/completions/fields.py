@@ -88,10 +88,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "logprobs": works(
         "number of most likely tokens to return at each position, 0 to 20, in the four lists of OpenAI's completions"
     ),
-    "suffix": inert(
-        "an empty string",
-        "the model was not trained to fill in the middle; use a chat completion",
-    ),
+    "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat completion"),
     "response_format": later("use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
     "messages": refused("use /v1/chat/completions, or a prompt"),
@@ -115,8 +112,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     scored = fields.logprobs if fields.echo else None
     if scored is not None and (work := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid_field(
-            "logprobs",
-            f"prompt characters or token ids x (1 + logprobs) is {work:,}; the maximum is {MAX_SCORED:,}",
+            "logprobs", f"prompt characters or token ids x (1 + logprobs) is {work:,}; the maximum is {MAX_SCORED:,}"
         )
     grammar, grammar_field = read_grammar(fields)
     requested = get_by_alias(fields, "max_tokens", "max_new_tokens", "n_predict")

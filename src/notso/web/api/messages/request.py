@@ -180,7 +180,7 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version and launch mode, and a checksum, which is different for every request.
     "x-anthropic-billing-header": re.compile(
         r"x-anthropic-billing-header:(?:[ \t]*+[a-z_]++=[\w.\-]*+;?+)++[ \t]*+(?:\n|\Z)"
-    ),
+    )
 }
 
 

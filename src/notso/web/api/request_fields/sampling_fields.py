@@ -282,9 +282,7 @@ SAMPLING_NOTES: Notes = {
     "lora_path": refused("send the adapter's name as model"),
 }
 
-WITHIN_SAMPLING: Notes = {
-    "include_obfuscation": hint("streams are not padded", "false"),
-}
+WITHIN_SAMPLING: Notes = {"include_obfuscation": hint("streams are not padded", "false")}
 """Notes on nested fields."""
 
 

@@ -56,12 +56,7 @@ COMPONENTS: dict[str, Any] = {
         **dict.fromkeys(("draft_n?", "draft_n_accepted?"), "integer"),
         "reasoning_mode?": "string",
     },
-    "TokenLogprob": {
-        "token": "string",
-        "logprob": "number",
-        "bytes": ["integer"],
-        "top_logprobs?": ["@TokenLogprob"],
-    },
+    "TokenLogprob": {"token": "string", "logprob": "number", "bytes": ["integer"], "top_logprobs?": ["@TokenLogprob"]},
     "ToolCall": {"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}},
     "ChatCompletion": {
         **dict.fromkeys(("id", "object", "model", "system_fingerprint"), "string"),
@@ -309,12 +304,7 @@ _BODIES: dict[str, Any] = {
         "model_info": "object",
         "capabilities": ["string"],
     },
-    "POST /tokenize": {
-        "tokens": ["any"],
-        "count?": "integer",
-        "max_model_len?": "integer",
-        "token_strs?": ["string"],
-    },
+    "POST /tokenize": {"tokens": ["any"], "count?": "integer", "max_model_len?": "integer", "token_strs?": ["string"]},
     "POST /detokenize": {"content": "string", "prompt": "string"},
     "GET /tokenizer_info": {
         "tokenizer_class": "string",
