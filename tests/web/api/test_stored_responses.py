@@ -14,6 +14,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall
+from notso.web.api.shared import resumable
 
 Start = Callable[..., Any]
 URL = "/v1/responses"
@@ -236,6 +237,22 @@ def test_failed_background_response_reports_error(start: Start) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "previous_response_id")
     client.responses.delete(begun.id)
     assert server.client.get(f"{URL}/{begun.id}").status_code == 404
+
+
+def test_background_response_fails_if_its_events_cannot_be_converted(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(resumable, "serialize_event", refuse)
+    server = start(ScriptedEngine(lambda messages, thinking: say("So."))).ready()
+    client = client_of(server)
+    begun = client.responses.create(model="scripted", input="Hello", background=True)
+    failed = polled(server, client, begun.id, "failed")
+    assert failed.error.message == "no thread can be started at the moment"
+    server.on_loop(lambda: server.api.resumable_streams.forget("local", begun.id))
+    assert client.responses.retrieve(begun.id) == failed, "the failed response is stored"
 
 
 def test_background_operations_on_plain_response_are_rejected(start: Start) -> None:

@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Hint, Notes, Text, hint, invalid_field, works
 from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns, paginate
+from notso.web.api.shared.serializer import as_api_error
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import as_api_error, read_fields_and_headers, resolve_model_choice, serving
+from notso.web.api.shared.serving import read_fields_and_headers, resolve_model_choice, serving
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.errors import ApiError
 from notso.web.engine.host import ServedModel

@@ -16,13 +16,14 @@ from typing import Any
 from notso.smollm3 import Event, FinishReason, NotsoError, Replay
 from notso.web.api.shared.serializer import (
     Serializer,
+    as_api_error,
     data_event,
     generation_events,
     serialize_closing,
     serialize_event,
     serialize_failure,
 )
-from notso.web.edge.errors import ApiError, api_error_of
+from notso.web.edge.errors import ApiError
 from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Body, Exchange, LocalExchange
 
@@ -262,8 +263,8 @@ class ResumableStream:
                     self._append_to_log(await serialize_event(serializer, *item))
             await serializer.finalize()
             self._append_to_log(await serialize_closing(serializer) if self.log is not None else ())
-        except (ApiError, NotsoError) as error:  # local readers get the error from `running`, remote ones from the log
-            self._append_to_log((await serialize_failure(serializer, api_error_of(error)),))
+        except Exception as error:  # local readers get the error from `running`, remote ones from the log
+            self._append_to_log((await serialize_failure(serializer, as_api_error(error)),))
             if not self.is_continued():
                 with contextlib.suppress(NotsoError):  # the storage is unavailable
                     await serializer.finalize()  # stores the failed answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -11,10 +12,11 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
-from notso.web.edge.errors import ApiError
+from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 
+_log = logging.getLogger("notso.web.api")
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients split lines at these, contrary to the standard
 
 
@@ -70,6 +72,14 @@ async def serialize_event(serializer: Serializer, number: int, event: Event) -> 
     if event.kind in WHOLE_KINDS:
         return await asyncio.to_thread(lambda: list(serializer.feed(number, event)))
     return serializer.feed(number, event)
+
+
+def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
+    """Convert an error to an ApiError with the API's field names; log unexpected errors."""
+    mapped = api_error_of(error).called(names or {})
+    if mapped.code == "internal_error":
+        _log.error("unexpected %s on an API request", type(error).__name__, exc_info=error)
+    return mapped
 
 
 async def serialize_closing(serializer: Serializer) -> Iterable[bytes]:

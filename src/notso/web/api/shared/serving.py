@@ -6,7 +6,6 @@ A choice is one prompt with one set of sampling parameters; each choice gets its
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 import secrets
@@ -46,6 +45,7 @@ from notso.web.api.shared.serializer import (
     PING,
     PING_SECONDS,
     Serializer,
+    as_api_error,
     generation_events,
     large_response,
     serialize_closing,
@@ -54,7 +54,7 @@ from notso.web.api.shared.serializer import (
 )
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
-from notso.web.edge.errors import ApiError, api_error_of
+from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import (
     ModelChoice,
     adapter_id,
@@ -65,8 +65,6 @@ from notso.web.engine.model_names import (
 )
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.running import RunningRequest, Submission, Submissions, max_token_use
-
-logger = logging.getLogger("notso.web.api")
 
 Owner = Annotated[str, Depends(owner_of)]
 T = TypeVar("T")
@@ -372,14 +370,6 @@ async def respond_whole(running: RunningRequest, serializer: Serializer) -> Resp
                 pass
     await serializer.finalize()
     return await large_response(serializer.body)
-
-
-def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """Convert an error to an ApiError with the API's field names; log unexpected errors."""
-    mapped = api_error_of(error).called(names or {})
-    if mapped.code == "internal_error":
-        logger.error("unexpected %s on an API request", type(error).__name__, exc_info=error)
-    return mapped
 
 
 @contextmanager
