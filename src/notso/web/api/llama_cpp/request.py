@@ -50,7 +50,7 @@ from notso.web.api.request_fields.sampling_fields import (
     to_sampling_params,
 )
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.completion import Choice, logprob_entry, new_choice, new_id, timings
+from notso.web.api.shared.completion import logprob_entry, new_choice, new_id, timings
 from notso.web.api.shared.serializer import Serializer, data_event, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import read_body, respond, run_prompt_work, serving
@@ -356,7 +356,8 @@ class NativeSerializer(Serializer):
         choice, params = self._choices[number], self._params[number]
         usage, entries = choice.usage, choice.content_logprobs or []
         read, written = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
-        was_cut = choice.finish_reason == "length"
+        was_cut, stop = choice.finish_reason == "length", self._stopped_by[number]
+        reason = {"length": "limit", "cancelled": "none"}.get(choice.finish_reason, "eos")
         body = {
             "index": number,
             "content": choice.content,
@@ -371,8 +372,8 @@ class NativeSerializer(Serializer):
             "prompt": self._request.texts[number // len(self._request.params)],
             "has_new_line": "\n" in choice.content,
             "truncated": was_cut and read + written >= self._info.context_tokens,
-            "stop_type": self._stop_type(choice, self._stopped_by[number]),
-            "stopping_word": self._stopped_by[number] or "",
+            "stop_type": reason if stop is None else "word",
+            "stopping_word": stop or "",
             "timings": timings([choice]),
         }
         return body | ({"completion_probabilities": _probabilities(entries)} if self._request.n_probs else {})
@@ -388,11 +389,6 @@ class NativeSerializer(Serializer):
             "n_ctx": self._info.context_tokens,
             "model": model_id(self._info),
         }
-
-    def _stop_type(self, choice: Choice, word: str | None) -> str:
-        if word is not None:
-            return "word"
-        return {"length": "limit", "cancelled": "none"}.get(choice.finish_reason, "eos")
 
     def _select_fields(self, body: dict[str, Any]) -> dict[str, Any]:
         # Names with slashes address nested values.

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.smollm3 import Event, Message, ModelInfo, ToolCall
+from notso.smollm3 import Event, Message, ModelInfo
 from notso.web.api.ollama.fields import (
     SHOW_NOTES,
     OllamaRequest,
@@ -89,7 +89,9 @@ class OllamaSerializer(Serializer):
             case "reasoning":
                 yield self._line(self._piece(thinking=event.text) | logprobs)
             case "tool_call" if event.tool_call is not None:
-                self._calls.append(_call(len(self._calls), event.tool_call))
+                call, arguments = event.tool_call, parse_arguments(event.tool_call)
+                function = {"index": len(self._calls), "name": call.name, "arguments": arguments}
+                self._calls.append({"id": call.id, "function": function})
                 yield self._line(self._piece(calls=self._calls[-1:]))
 
     def closing_events(self) -> Iterator[bytes]:
@@ -117,7 +119,8 @@ class OllamaSerializer(Serializer):
         return {"model": self._model, "created_at": self._created, **answer, "done": False}
 
     def _end(self) -> dict[str, Any]:
-        return {"done": True, "done_reason": _reason(self._choice), **self._context()} | _counts(self._choice)
+        reason = "length" if self._choice.finish_reason == "length" else "stop"  # Ollama has none for tool calls
+        return {"done": True, "done_reason": reason, **self._context()} | _counts(self._choice)
 
     def _context(self) -> dict[str, Any]:
         prompt = self._request.prompts[0]
@@ -134,11 +137,6 @@ class OllamaSerializer(Serializer):
 def timestamp(moment: datetime) -> str:
     """Format a UTC time as Ollama does."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _reason(choice: Choice) -> str:
-    # Ollama has no `done_reason` for tool calls.
-    return "length" if choice.finish_reason == "length" else "stop"
 
 
 def _counts(choice: Choice) -> dict[str, int]:
@@ -158,10 +156,6 @@ def _counts(choice: Choice) -> dict[str, int]:
 
 def _nanoseconds(milliseconds: float) -> int:
     return round(milliseconds * NANOSECONDS_PER_MILLISECOND)
-
-
-def _call(index: int, call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": parse_arguments(call)}}
 
 
 LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
@@ -312,8 +306,9 @@ def _entry(name: str, modified: int, size: int, identity: str, details: dict[str
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:
+    count = info.parameter_count
     return _FILE_DETAILS | {
-        "parameter_size": _format_parameter_count(info.parameter_count),
+        "parameter_size": f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.2f}M",
         "quantization_level": _main_format(info.quantization),
         "context_length": info.context_tokens,
     }
@@ -333,10 +328,6 @@ def _main_format(tensors: Mapping[str, int]) -> str:
     # Returns the format of most weights.
     weights = {name: count for name, count in tensors.items() if name.upper() not in IGNORED_FORMATS} or tensors
     return max(weights, key=lambda name: weights[name], default="unknown").upper()
-
-
-def _format_parameter_count(count: int) -> str:
-    return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.2f}M"
 
 
 router = APIRouter()

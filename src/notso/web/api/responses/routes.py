@@ -38,9 +38,9 @@ from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import large_response
-from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.services import ApiServices, Services, api_services
 from notso.web.api.shared.serving import Owner, api_errors, count_prompt_tokens, reread_stream, respond
-from notso.web.edge.access import GUARDED
+from notso.web.edge.access import GUARDED, owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 from notso.web.store.protocol import StoredResponse
@@ -180,15 +180,13 @@ def _parse_query(
 
 router = APIRouter()
 
-RequestParser = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest]
-
 
 @router.post("/responses", dependencies=[GUARDED])
 @router.post("/v1/responses", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Create a response, which may continue a stored one, and store it unless `store` is false. If `background` is
     true, return at once; clients poll the response by id."""
-    api_request = await _read(request, services, owner, parse_response_request)
+    api_request = await _read(request, parse_response_request)
     if api_request.store and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
@@ -199,7 +197,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     async def save(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
         # Every reader of the stream calls `save`; saving twice would restore a deleted response.
-        if saved is None or _has_failed(saved):
+        if saved is None or (saved.done() and not saved.cancelled() and saved.exception() is not None):
             stored_ms, items = int(1000 * time.time()), normalize_input(api_request.items, body["id"])
             stored = StoredResponse(body["id"], api_request.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
@@ -211,14 +209,15 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
 
 @router.post("/v1/responses/input_tokens", dependencies=[GUARDED])
-async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
+async def input_tokens(request: Request) -> Response:
     """Count the prompt's tokens."""
-    api_request = await _read(request, services, owner, parse_input_token_request)
+    api_request = await _read(request, parse_input_token_request)
     count, headers = await count_prompt_tokens(request, api_request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 
 
-async def _read(request: Request, services: ApiServices, owner: str, parse: RequestParser) -> ResponseRequest:
+async def _read(request: Request, parse: Callable[..., ResponseRequest]) -> ResponseRequest:
+    services, owner = api_services(request), owner_of(request)
     stored: dict[str, Item] = {}
 
     async def read() -> ResponseRequest:
@@ -234,7 +233,3 @@ async def _read(request: Request, services: ApiServices, owner: str, parse: Requ
             raise invalid_field("previous_response_id", "the previous response failed and cannot be continued")
         api_request = api_request.continue_from(previous.conversation)
     return api_request if api_request.search is None else await insert_passages(services, owner, api_request)
-
-
-def _has_failed(task: asyncio.Task[None]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -33,7 +33,6 @@ from notso.web.api.shared.embedding import (
     MAX_INPUTS,
     ONE_TOKEN,
     EmbeddingRequest,
-    Embeddings,
     compute_embeddings,
 )
 from notso.web.api.shared.serializer import large_response
@@ -92,7 +91,10 @@ async def embeddings(request: Request) -> Response:
     SmolLM3 was not trained for this.
     """
 
-    def body(found: Embeddings, api_request: EmbeddingRequest) -> Any:
+    api_request = await read_body(request, parse_embedding_request)
+    found = await compute_embeddings(request, api_request)
+
+    def body() -> dict[str, Any]:
         encode = base64_of if api_request.as_base64 else list
         data = [
             {"object": "embedding", "index": index, "embedding": encode(vector)}
@@ -101,23 +103,16 @@ async def embeddings(request: Request) -> Response:
         usage = {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens}
         return {"object": "list", "data": data, "model": model_id(found.info), "usage": usage}
 
-    return await _respond(request, body)
+    return await large_response(body, ignored_headers(api_request))
 
 
 @router.post("/embedding", dependencies=[GUARDED])
 async def embedding(request: Request) -> Response:
     """Return embeddings in llama-server's format, as with `--pooling mean`."""
-
-    def body(found: Embeddings, api_request: EmbeddingRequest) -> Any:
-        return [{"index": index, "embedding": [list(vector)]} for index, vector in enumerate(found.vectors)]
-
-    return await _respond(request, body)
-
-
-async def _respond(request: Request, body: Callable[[Embeddings, EmbeddingRequest], Any]) -> Response:
     api_request = await read_body(request, parse_embedding_request)
     found = await compute_embeddings(request, api_request)
-    return await large_response(lambda: body(found, api_request), ignored_headers(api_request))
+    body = [{"index": index, "embedding": [vector]} for index, vector in enumerate(found.vectors)]
+    return await large_response(lambda: body, ignored_headers(api_request))
 
 
 def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
