@@ -20,11 +20,10 @@ from notso.web.api.shared.completion import (
     new_choice,
     new_id,
     timings,
-    usage_body,
 )
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
-from notso.web.api.shared.serializer import DONE, Serializer, data_event, progress_body
+from notso.web.api.shared.serializer import ChunkSerializer, progress_body
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_fields_and_headers, reread_stream, respond
 from notso.web.edge.access import GUARDED
@@ -109,62 +108,42 @@ async def _find_stream(request: Request, services: ApiServices, owner: str) -> R
     return stream
 
 
-class ChatSerializer(Serializer):
-    """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
-
+class ChatSerializer(ChunkSerializer):
     def __init__(self, api_request: ChatRequest, completion: Completion) -> None:
-        self._request = api_request
-        self._completion = completion
-        self._has_logprobs = api_request.options.top_logprobs is not None
-        self._choices = [
+        choices = [
             new_choice(
                 raw_thinking=api_request.raw_thinking,
                 hides_reasoning=api_request.hides_reasoning,
-                logprobs=self._has_logprobs,
+                logprobs=api_request.options.top_logprobs is not None,
                 live_timings=api_request.timings_per_token,
             )
-            for _ in range(len(list(api_request.choices)))
+            for _ in api_request.choices
         ]
-        self.id = completion.id
+        super().__init__(api_request, completion, choices, "chat.completion.chunk")
+        self._request = api_request
 
     def fresh_copy(self) -> ChatSerializer:
         return ChatSerializer(self._request, self._completion)
 
     def initial_events(self) -> Iterator[bytes]:
         for number in range(len(self._choices)):
-            yield self._sse_event(number, {"role": "assistant", "content": "", "refusal": None})
+            yield self._chunk(number, {"delta": {"role": "assistant", "content": "", "refusal": None}})
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
         more = choice.timings_so_far(event)
         delta = choice.add(event)
         if delta is not None:
-            yield self._sse_event(number, delta, None, self._logprobs(event), **more)
+            yield self._chunk(number, {"delta": delta}, None, self._logprobs(event), **more)
         elif event.progress is not None and self._request.return_progress:
-            yield self._sse_event(number, {}, prompt_progress=progress_body(event.progress))
+            yield self._chunk(number, {"delta": {}}, prompt_progress=progress_body(event.progress))
         if event.kind == "end":
             report = timings([choice]) | {"reasoning_mode": self._request.reasoning_mode}
             remaining_logprobs = logprobs_body(event.logprobs, ()) if event.logprobs else None
-            yield self._sse_event(number, {}, choice.reason, remaining_logprobs, timings=report)
-
-    def closing_events(self) -> Iterator[bytes]:
-        if self._request.include_usage:
-            yield data_event(self._head() | {"choices": [], "usage": usage_body(self._choices)})
-        yield DONE
+            yield self._chunk(number, {"delta": {}}, choice.reason, remaining_logprobs, timings=report)
 
     def body(self) -> dict[str, Any]:
         return self._completion.body(self._choices, self._request.reasoning_mode)
-
-    def _sse_event(
-        self, number: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
-    ) -> bytes:
-        entry = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
-        unknown = {"usage": None} if self._request.include_usage else {}
-        return data_event(self._head() | {"choices": [entry]} | unknown | more)
-
-    def _head(self) -> dict[str, Any]:
-        return self._completion.head("chat.completion.chunk")
 
     def _logprobs(self, event: Event) -> dict[str, Any] | None:
         if not self._has_logprobs or event.kind not in ("reasoning", "text"):

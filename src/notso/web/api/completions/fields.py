@@ -45,9 +45,8 @@ from notso.web.api.shared.completion import (
     new_choice,
     new_id,
     timings,
-    usage_body,
 )
-from notso.web.api.shared.serializer import DONE, Serializer, data_event, progress_body
+from notso.web.api.shared.serializer import ChunkSerializer, progress_body
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import read_body, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
@@ -176,21 +175,17 @@ def _check_ids(name: str, ids: list[object]) -> None:
             raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
 
 
-class TextSerializer(Serializer):
-    """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
-
+class TextSerializer(ChunkSerializer):
     def __init__(self, api_request: TextRequest, completion: Completion) -> None:
-        self._request = api_request
-        self._completion = completion
-        self._has_logprobs = api_request.options.top_logprobs is not None
         texts = api_request.texts if api_request.echo else ("",) * len(api_request.texts)
         self._echoed_texts = [text for text in texts for _ in api_request.params]
         self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed_texts]
-        self._choices = [
-            new_choice(logprobs=self._has_logprobs, live_timings=api_request.timings_per_token)
-            for _ in self._echoed_texts
+        has_logprobs = api_request.options.top_logprobs is not None
+        choices = [
+            new_choice(logprobs=has_logprobs, live_timings=api_request.timings_per_token) for _ in self._echoed_texts
         ]
-        self.id = completion.id
+        super().__init__(api_request, completion, choices, "text_completion")
+        self._request = api_request
 
     def fresh_copy(self) -> TextSerializer:
         return TextSerializer(self._request, self._completion)
@@ -198,7 +193,7 @@ class TextSerializer(Serializer):
     def initial_events(self) -> Iterator[bytes]:
         for number, echoed in enumerate(self._echoed_texts):
             if echoed:
-                yield self._sse_event(number, echoed)
+                yield self._chunk(number, {"text": echoed})
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
         choice = self._choices[number]
@@ -206,25 +201,20 @@ class TextSerializer(Serializer):
         if event.kind == "prompt":
             scores = legacy_logprobs(event.logprobs, count_characters(self._prompts[number]))
             self._prompts[number] += event.logprobs
-            yield self._sse_event(number, "", None, scores)
+            yield self._chunk(number, {"text": ""}, None, scores)
         written = len(self._echoed_texts[number]) + len(choice.content)
         delta = choice.add(event)
         if delta is not None and "content" in delta:
             logprobs = legacy_logprobs(event.logprobs, written) if self._has_logprobs else None
-            yield self._sse_event(number, delta["content"], None, logprobs, **more)
+            yield self._chunk(number, {"text": delta["content"]}, None, logprobs, **more)
         elif event.progress is not None and self._request.return_progress:
-            yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
+            yield self._chunk(number, {"text": ""}, prompt_progress=progress_body(event.progress))
         if event.kind == "end":
             remaining_logprobs = legacy_logprobs(event.logprobs, written) if event.logprobs else None
-            yield self._sse_event(number, "", choice.reason, remaining_logprobs, timings=timings([choice]))
-
-    def closing_events(self) -> Iterator[bytes]:
-        if self._request.include_usage:
-            yield data_event(self._head() | {"choices": [], "usage": self._usage()})
-        yield DONE
+            yield self._chunk(number, {"text": ""}, choice.reason, remaining_logprobs, timings=timings([choice]))
 
     def body(self) -> dict[str, Any]:
-        return self._head() | {
+        return self._head | {
             "choices": [self._entry(number, choice) for number, choice in enumerate(self._choices)],
             "usage": self._usage(),
             "timings": timings(self._choices),
@@ -239,18 +229,6 @@ class TextSerializer(Serializer):
             "logprobs": logprobs,
             "finish_reason": choice.reason,
         }
-
-    def _usage(self) -> dict[str, Any]:
-        return usage_body(self._choices, len(self._request.prompts))
-
-    def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
-        entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
-        unknown = {"usage": None} if self._request.include_usage else {}
-        return data_event(self._head() | {"choices": [entry]} | unknown | more)
-
-    def _head(self) -> dict[str, Any]:
-        return self._completion.head("text_completion")
 
 
 router = APIRouter()

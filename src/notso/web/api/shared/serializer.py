@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
+from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.completion import Choice, Completion, usage_body
 from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
@@ -55,6 +57,35 @@ class Serializer(Protocol):
 
     def body(self) -> Any:
         """Return the JSON body. Slow with log probabilities."""
+
+
+class ChunkSerializer(Serializer):
+    """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
+
+    def __init__(self, api_request: ApiRequest, completion: Completion, choices: list[Choice], kind: str) -> None:
+        self.id = completion.id
+        self._completion = completion
+        self._choices = choices
+        self._head = completion.head(kind)
+        self._include_usage = api_request.include_usage
+        self._has_logprobs = api_request.options.top_logprobs is not None
+        self._prompt_count = len(api_request.prompts)
+
+    def closing_events(self) -> Iterator[bytes]:
+        if self._include_usage:
+            yield data_event(self._head | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_body(self._choices, self._prompt_count)
+
+    def _chunk(
+        self, number: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
+    ) -> bytes:
+        entry = {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
+        # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
+        unknown = {"usage": None} if self._include_usage else {}
+        return data_event(self._head | {"choices": [entry]} | unknown | more)
 
 
 class LargeJSONResponse(JSONResponse):
