@@ -406,8 +406,8 @@ def _create_components(
     leases = shared.leases = LeaseKeeper(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     leases.at_taken = _make_resume_callback(chat)
-    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), chat.library.wake)
-    api.background = background = BackgroundResponses(shared, sign_in.ring)
+    background = BackgroundResponses(shared, sign_in.ring)
+    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), chat.library.wake, background)
     return Components(shared, chat, api, leases, mcp, sign_in, BatchRunner(api, sign_in.ring), background)
 
 

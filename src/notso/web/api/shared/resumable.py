@@ -25,7 +25,7 @@ from notso.web.api.shared.serializer import (
 )
 from notso.web.edge.errors import ApiError
 from notso.web.engine.running import RunningRequest
-from notso.web.replicas.exchange import Body, Exchange, LocalExchange
+from notso.web.replicas.exchange import Body, Exchange
 
 FIND_TIMEOUT_SECONDS = 0.5
 """If no replica sends an answer's log within this time, the answer is assumed not to exist."""
@@ -285,8 +285,8 @@ class ResumableStream:
 class ResumableStreams:
     """Resumable answers by owner and conversation. Use on the event loop."""
 
-    def __init__(self, exchange: Exchange | None = None) -> None:
-        self._exchange = exchange or LocalExchange()
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
         self._exchange.subscribe("stop answer", lambda body: self._stop(body["name"]))
         self._exchange.subscribe("read answer", lambda body: self._mark_read(body["name"]))
         self._exchange.subscribe("new answer", lambda body: self._forget_old(body["name"]))
@@ -322,7 +322,7 @@ class ResumableStreams:
         conversation: str,
         running: RunningRequest,
         serializer: Serializer,
-        record: TokenRecord | None = None,
+        record: TokenRecord | None,
     ) -> ResumableStream:
         """Follow an answer to its end, and drop it at most RESUMABLE_SECONDS later."""
         key, claim, name = (owner, conversation), claim_name(owner, conversation), running.name

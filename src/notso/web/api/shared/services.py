@@ -27,9 +27,9 @@ async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
 class ApiServices:
     shared: SharedServices
     metrics: Metrics
-    resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
-    wake_library: Callable[[], None] = lambda: None  # starts parsing newly added documents
-    background: BackgroundResponses | None = None  # None: background responses do not survive a restart
+    resumable_streams: ResumableStreams
+    wake_library: Callable[[], None]  # starts parsing newly added documents
+    background: BackgroundResponses
     inner_app: ASGIApp = _not_built  # the application without its middleware, for internal requests
     reread_streams: StreamLimiter = field(default_factory=lambda: StreamLimiter(MAX_REREAD_STREAMS))
 

@@ -253,9 +253,8 @@ async def respond(
 
         submissions = tuple(Submission(prompt, params, options) for prompt, params in api_request.choices)
         unfinished = resumed_response(request)
-        is_stored_background = api_request.background and api_request.store
         is_stored_stream = api_request.keep_stream and conversation is not None
-        survives_restart = is_stored_background or is_stored_stream
+        survives_restart = is_stored_stream or (api_request.background and api_request.store)
         if survives_restart:  # the response continues after a restart, from its recorded tokens
             submissions = (with_replay(submissions[0], unfinished),)
         if receipt_form is not None:
@@ -279,7 +278,7 @@ async def respond(
                 record = TokenRecord(submissions[0].options.replay) if survives_restart else None
                 fresh_copy = serializer.fresh_copy()
                 stream = services.resumable_streams.follow(owner, conversation, running, fresh_copy, record)
-            if survives_restart and services.background is not None:
+            if survives_restart:
                 seed = submissions[0].params.seed or 0
                 await services.background.persist(request, owner, serializer.id, seed, stream)
     except BaseException as error:
