@@ -335,6 +335,25 @@ def test_batch_retries_requests_when_queue_is_full(start: Start, monkeypatch: py
     assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
 
 
+def test_batch_begun_while_the_model_is_loading_uses_all_slots(start: Start) -> None:
+    loaded, together = threading.Event(), threading.Barrier(3)
+
+    def answer(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        together.wait(60)
+        return echo(messages, thinking)
+
+    def load() -> ScriptedEngine:
+        assert loaded.wait(60)
+        return ScriptedEngine(answer, slots=3)
+
+    server = start(load)
+    client = client_of(server)
+    batch = begun(client, jsonl([entry(number) for number in range(3)]))
+    server.wait(lambda: client.batches.retrieve(batch.id).status == "in_progress")
+    loaded.set()
+    assert ended(server, client, batch).request_counts.to_dict() == {"total": 3, "completed": 3, "failed": 0}
+
+
 def test_only_requests_that_fail_twice_count_as_failed(start: Start) -> None:
     asked = list[str]()
 

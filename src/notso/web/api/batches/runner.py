@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -156,10 +156,7 @@ class _Run:
     async def _run_requests(self, lines: list[bytes]) -> None:
         done = await self._records.lines(self._batch.plan["output_file_id"], self._batch.plan["error_file_id"])
         missing = iter([number for number in range(len(lines)) if number not in done])
-        info = self._services.shared.engine.info
-        at_once = min(MAX_AT_ONCE, info.max_num_seqs if info is not None else 1)
-        workers = _run_concurrently([self._work(lines, missing) for _ in range(at_once)])
-        tasks = [asyncio.create_task(each) for each in (workers, self._renew_lease())]
+        tasks = [asyncio.create_task(each) for each in (self._run_workers(lines, missing), self._renew_lease())]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -168,6 +165,17 @@ class _Run:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    async def _run_workers(self, lines: list[bytes], numbers: Iterable[int]) -> None:
+        engine = self._services.shared.engine
+        await engine.wait_for_first_load()  # before it, the number of concurrent sequences is unknown
+        at_once = min(MAX_AT_ONCE, engine.info.max_num_seqs if engine.info is not None else 1)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(self._work(lines, numbers))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
 
     async def _renew_lease(self) -> None:
         # Renews the lease until the batch is canceled or expires, or another process has leased it.
@@ -263,15 +271,6 @@ class _Run:
 
     def _is_expired(self) -> bool:
         return time.time() >= float(self._body["expires_at"])
-
-
-async def _run_concurrently(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    try:
-        async with asyncio.TaskGroup() as group:
-            for each in work:
-                group.create_task(each)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
 
 
 def _validate_input(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[str, Any]]]:
