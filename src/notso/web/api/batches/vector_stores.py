@@ -48,6 +48,7 @@ from notso.web.api.shared.vector_search import (
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.store.documents import MAX_LIBRARIES_OF_OWNER, Library, StoredDocument
+from notso.web.store.records import StoredFile
 from notso.web.values.ids import is_id
 from notso.web.values.visible_text import sanitize_line
 
@@ -151,7 +152,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     fields, headers = await read_fields_and_headers(request, VectorStoreFields, STORE_NOTES)
     file_ids = list(dict.fromkeys(fields.file_ids or ()))
     for at, file_id in enumerate(file_ids):
-        await _file_content(services, owner, file_id, f"file_ids.{at}")
+        await _get_document_file(services, owner, file_id, f"file_ids.{at}")
     library = await _new_library(services, owner, _name(fields.name))
     try:
         for file_id in file_ids:
@@ -321,21 +322,21 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
     }
 
 
-async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
+async def _get_document_file(services: ApiServices, owner: str, file_id: str, param: str) -> StoredFile:
     # Raises ApiError: 404 if the file is unknown, 400 if it cannot be a document.
     file = await get_stored_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
         raise invalid_field(param, f"{param} must be a file with purpose {' or '.join(DOCUMENT_PURPOSES)}")
     if file.size > MAX_FILE_BYTES or not file.size:
         raise invalid_field(param, f"{param} must be a file of 1 byte to {MAX_FILE_BYTES // MIB} MiB")
-    parts = [part async for part in services.shared.store.records.content(owner, file.id)]
-    return file.name, b"".join(parts)
+    return file
 
 
 async def _add(services: ApiServices, owner: str, library: Library, file_id: str, param: str) -> StoredDocument:
-    name, content = await _file_content(services, owner, file_id, param)
+    file = await _get_document_file(services, owner, file_id, param)
+    content = b"".join([part async for part in services.shared.store.records.content(owner, file.id)])
     document = await services.shared.store.documents.add(
-        owner, library.id, name, content, document_id=document_id_of(file_id, library.id)
+        owner, library.id, file.name, content, document_id=document_id_of(file_id, library.id)
     )
     services.wake_library()
     return document
