@@ -6,7 +6,7 @@ Requests can load only adapters in the folder given with `--adapter-dir`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -129,9 +129,12 @@ async def list_models(request: Request, services: Services) -> Response:
     With the request header `anthropic-version`, the format is Anthropic's.
     """
     entries = [entry for _, entry in await _entries(services)]
-    if ANTHROPIC_VERSION in request.headers:
-        return JSONResponse(_anthropic_page(entries, request.query_params))
-    return JSONResponse({"object": "list", "data": entries})
+    if ANTHROPIC_VERSION not in request.headers:
+        return JSONResponse({"object": "list", "data": entries})
+    in_order = {**request.query_params, "order": "asc"}  # the default model first; Anthropic's API has no `order`
+    page = paginate([_anthropic_entry(entry) for entry in entries], in_order, max_limit=ANTHROPIC_MAX_LIMIT)
+    del page["object"]
+    return JSONResponse(page)
 
 
 @router.get("/v1/models/{name:path}", dependencies=[GUARDED])
@@ -142,14 +145,6 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
         if listed == choice:
             return JSONResponse(_anthropic_entry(entry) if ANTHROPIC_VERSION in request.headers else entry)
     raise ApiError(404, "model_not_found", "that model is no longer installed", param="model")
-
-
-def _anthropic_page(entries: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    # Raises ApiError (400).
-    in_order = {**query, "order": "asc"}  # the default model first; Anthropic's API has no parameter `order`
-    page = paginate([_anthropic_entry(entry) for entry in entries], in_order, max_limit=ANTHROPIC_MAX_LIMIT)
-    del page["object"]
-    return page
 
 
 def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
