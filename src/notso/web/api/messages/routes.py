@@ -117,8 +117,6 @@ class MessageSerializer(Serializer):
                 yield from self._close_block()
             case "usage":
                 self._usage = event.usage
-            case "error" if event.error is not None:
-                raise event.error
             case "end":
                 if self._quote_parser is not None:
                     yield from self._write_cited([self._quote_parser.end()])

@@ -76,8 +76,6 @@ class ResponseSerializer(Serializer):
                 self._dropped = event.dropped_messages
             case "usage":
                 self._usage = event.usage
-            case "error" if event.error is not None:
-                raise event.error
             case "end":
                 self._logprobs += event.logprobs
                 if self._quote_parser is not None and (rest := self._quote_parser.end()):

@@ -24,7 +24,7 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients split lines at
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-PRELIMINARY_KINDS = ("queued", "trimmed", "error")
+PRELIMINARY_KINDS = ("queued", "trimmed")
 """Kinds of events that may precede processing."""
 
 
@@ -43,7 +43,7 @@ class Serializer(Protocol):
         return ()
 
     def feed(self, number: int, event: Event) -> Iterable[bytes]:
-        """Return an event's frames. Raises `event.error` if set."""
+        """Return the frames of an event without an error."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         """Prepare for the closing frames. May store the response with the fields `added`."""
@@ -155,11 +155,16 @@ PING_SECONDS = 15.0
 
 
 async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
-    """Yield (choice number, event), or None when a ping is due. Raises ApiError (503) if the engine stops."""
+    """Yield (choice number, event), or None when a ping is due.
+
+    Raises the error of an event, or ApiError (503) if the engine stops.
+    """
     async for number, events in running.events(silence_s=PING_SECONDS):
         if not events:
             yield None
         for event in events:
             if event.finish_reason == "cancelled" and not running.stopped_by:
                 raise ApiError(503, "shutting_down", "the engine stopped during the response", retry_after_seconds=5)
+            if event.error is not None:
+                raise event.error
             yield number, event

@@ -442,10 +442,7 @@ async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tupl
                 events: list[list[Event]] = [[] for _ in group]
                 async for item in generation_events(running):
                     if item is not None:
-                        number, event = item
-                        if event.error is not None:
-                            raise event.error
-                        events[number].append(event)
+                        events[item[0]].append(item[1])
                 results += events
             finally:
                 running.close()
