@@ -29,6 +29,7 @@ from notso.web.api.shared.resumable import (
     claim_name,
     replica_stopped_error,
 )
+from notso.web.api.shared.serializer import as_api_error
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import INCOMPLETE, wait_for_disconnect
 from notso.web.edge.access import KeyRing
@@ -116,9 +117,7 @@ class IdempotencyMiddleware:
             if not await self._replay(recording):
                 await self._run(recording, scope, message)
         except Exception as error:
-            failure = api_error_of(error)
-            if failure.code == "internal_error":
-                _log.error("unexpected %s on a request with an idempotency key", type(error).__name__, exc_info=error)
+            failure = as_api_error(error)
             if log.sse_events:
                 log.finish({"failed": True})
                 return
