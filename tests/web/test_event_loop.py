@@ -7,15 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import iter_route_contexts
 from scripted_engine import ScriptedEngine, say
 
 from notso.web import app
 from notso.web.server import DATE_SECONDS
 from notso.web.values.ids import new_id
+from notso.web.values.settings import Settings
 
 Start = Callable[..., Any]
 
@@ -68,6 +72,22 @@ def test_event_loop_is_not_blocked_by_hostile_text_or_large_forms(start: Start) 
 
 
 FORM = "application/x-www-form-urlencoded"
+
+
+def is_coroutine(call: Any) -> bool:
+    return iscoroutinefunction(call) or iscoroutinefunction(type(call).__call__)
+
+
+def test_dependencies_of_routes_do_not_wait_for_a_thread(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, engine_api=True, engine_key="a key that is long enough")
+    waiting = set()
+    for context in iter_route_contexts(app.create_app(ScriptedEngine, settings).routes):
+        pending = [context.original_route.dependant]  # type: ignore[attr-defined]
+        while pending:
+            found = pending.pop().dependencies
+            pending += found
+            waiting.update(each.call for each in found if not is_coroutine(each.call))
+    assert waiting == set()
 
 
 def test_livez_responds_while_engine_is_busy(start: Start) -> None:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from notso.smollm3 import EngineError, NotsoError, Sentence
 from notso.web.api.shared.services import ApiServices
-from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
+from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked, provided_by
 from notso.web.engine.port import (
     AdapterInfo,
     ChatEngine,
@@ -341,7 +341,7 @@ def front_ends(request: Request) -> FrontEndSessions:
     return cast(FrontEndSessions, request.app.state.front_ends)
 
 
-FrontEnds = Annotated[FrontEndSessions, Depends(front_ends)]
+FrontEnds = Annotated[FrontEndSessions, provided_by(front_ends)]
 
 
 def _with_error_bodies(route: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
-from fastapi import Depends, Request
+from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.resumable import ResumableStreams
+from notso.web.edge.access import provided_by
 from notso.web.edge.limits import StreamLimiter
 from notso.web.engine.metrics import Metrics
 from notso.web.services import SharedServices
@@ -38,4 +39,4 @@ def api_services(request: Request) -> ApiServices:
     return cast(ApiServices, request.app.state.api)
 
 
-Services = Annotated[ApiServices, Depends(api_services)]
+Services = Annotated[ApiServices, provided_by(api_services)]

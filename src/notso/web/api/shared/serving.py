@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -53,7 +53,7 @@ from notso.web.api.shared.serializer import (
     serialize_failure,
 )
 from notso.web.api.shared.services import ApiServices, api_services
-from notso.web.edge.access import owner_of
+from notso.web.edge.access import owner_of, provided_by
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import (
     ModelChoice,
@@ -66,7 +66,7 @@ from notso.web.engine.model_names import (
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.running import RunningRequest, Submission, Submissions, max_token_use
 
-Owner = Annotated[str, Depends(owner_of)]
+Owner = Annotated[str, provided_by(owner_of)]
 T = TypeVar("T")
 F = TypeVar("F", bound=BaseModel)
 
