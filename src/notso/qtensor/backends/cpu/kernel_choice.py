@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from notso.qtensor import _native
 from notso.qtensor.errors import KernelChoiceError
@@ -15,8 +15,6 @@ KERNELS_VARIABLE = "NOTSO_KERNELS"
 ATTENTION_VARIABLE = "NOTSO_ATTENTION"
 
 native = _native
-
-T = TypeVar("T")
 
 
 def cpu_features() -> list[str]:
@@ -36,7 +34,8 @@ def kernels() -> str:
 
 def use_kernels(name: str) -> None:
     """Select a kernel family. Raises KernelChoiceError, which lists the choices."""
-    _choose(native.use_kernels, name)
+    with _choice_errors():
+        native.use_kernels(name)
 
 
 def is_packed(format: Format) -> bool:
@@ -60,7 +59,8 @@ def use_attention(variant: str) -> None:
 
     Raises KernelChoiceError for other values, and for `tiles` if the current kernels do not support it.
     """
-    _choose(native.use_attention, variant)
+    with _choice_errors():
+        native.use_attention(variant)
 
 
 def threads() -> int:
@@ -73,12 +73,14 @@ def set_threads(count: int) -> None:
 
     Raises KernelChoiceError if `count` is outside 1..1024 or exceeds a system limit.
     """
-    _choose(native.set_thread_count, count)
+    with _choice_errors():
+        native.set_thread_count(count)
 
 
-def _choose(choose: Callable[[T], None], choice: T) -> None:
+@contextmanager
+def _choice_errors() -> Iterator[None]:
     try:
-        choose(choice)
+        yield
     except (ValueError, RuntimeError) as error:
         raise KernelChoiceError(str(error)) from None
 

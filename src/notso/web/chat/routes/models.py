@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 from notso.smollm3 import official_files
 from notso.web.chat.chat_view import require
 from notso.web.chat.services import ChatServices
-from notso.web.chat.views import Fields, Page, PageRequest, status_context
+from notso.web.chat.views import Fields, Page, status_context
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.engine.downloads import create_switch_callback
 from notso.web.engine.model_names import register_installed
@@ -35,7 +35,9 @@ async def models_page(page: Page, chat: str = "") -> Response:
 @router.get("/models/download", dependencies=[GUARDED])
 async def show_download(page: Page) -> Response:
     # The page polls this part while a model is downloaded or loaded.
-    return await _respond(page)
+    if not page.is_fragment:
+        return RedirectResponse("/models", 303)
+    return await page.respond("_models.html", **await _context(page.services))
 
 
 @router.post("/models/download", dependencies=[operator_only(audit="fetched a model")])
@@ -47,13 +49,13 @@ async def begin_download(page: Page, fields: Fields) -> Response:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     on_complete = create_switch_callback(services.shared.engine, services.shared.model_registry, file)
     require(services.downloads.start(file, on_complete), words["error_downloading"], 409)
-    return await _respond(page)
+    return await show_download(page)
 
 
 @router.post("/models/download/stop", dependencies=[operator_only()])
 async def stop_download(page: Page, _: Fields) -> Response:
     page.services.downloads.stop()
-    return await _respond(page)
+    return await show_download(page)
 
 
 @router.post("/models/switch", dependencies=[operator_only(audit="switched the model")])
@@ -84,12 +86,6 @@ async def switch_model(page: Page, fields: Fields) -> Response:
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
     return page.redirect(address)
-
-
-async def _respond(page: PageRequest) -> Response:
-    if not page.is_fragment:
-        return RedirectResponse("/models", 303)
-    return await page.respond("_models.html", **await _context(page.services))
 
 
 async def _context(services: ChatServices) -> dict[str, Any]:
@@ -132,7 +128,7 @@ async def load_adapter(page: Page, fields: Fields) -> Response:
         await asyncio.to_thread(engine.adapters.add, AdapterSource(fields.get("name", "").strip(), str(path)))
     except NotsoError as error:
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
-    return await _respond(page)
+    return await show_download(page)
 
 
 @router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
@@ -147,4 +143,4 @@ async def unload_adapter(page: Page, fields: Fields) -> Response:
         if name not in engine.adapters.infos:  # removed in the meantime
             raise Problem(404, words["error_unknown_adapter"]) from error
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
-    return await _respond(page)
+    return await show_download(page)

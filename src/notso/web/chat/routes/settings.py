@@ -14,7 +14,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
-from notso.web.chat.chat_view import ChatView, read_branch_if_any, require
+from notso.web.chat.chat_view import read_branch_if_any, require
 from notso.web.chat.context_gauge import measure_context, speculative_prefill
 from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import load_branch_documents, new_chat
@@ -108,21 +108,56 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
 
 
 @router.post("/estimate", dependencies=[GUARDED])
-async def estimate_new(page: Page, fields: Fields) -> Response:
-    return await _estimate(page, fields, None)
-
-
 @router.post("/chats/{chat_id}/estimate", dependencies=[GUARDED])
-async def estimate(page: Page, fields: Fields, chat_id: str) -> Response:
+async def estimate(page: Page, fields: Fields) -> Response:
     """Estimate the context usage and cost of a draft."""
-    last = last_shown_id(page, fields)
-    view = await read_branch_if_any(page.services, page.owner, chat_id, last)
-    if view is None and page.is_fragment:
-        return Response(status_code=204)  # just deleted; the page is about to be notified
-    view = require(view, words["error_unknown_chat"])
-    if last and not view.line:
-        return Response(status_code=204)  # just cleared in another tab; the page is about to be notified
-    return await _estimate(page, fields, view)
+    services, owner, store = page.services, page.owner, page.store
+    view, chat_id = None, page.request.path_params.get("chat_id")
+    if chat_id is not None:
+        last = last_shown_id(page, fields)
+        view = await read_branch_if_any(services, owner, chat_id, last)
+        if view is None and page.is_fragment:
+            return Response(status_code=204)  # just deleted; the page is about to be notified
+        view = require(view, words["error_unknown_chat"])
+        if last and not view.line:
+            return Response(status_code=204)  # just cleared in another tab; the page is about to be notified
+    chat = view.chat if view is not None else None
+    new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
+    base = view.base if view is not None else await store.chat_base(owner, fields.get("project", ""))
+    settings = view.settings if view is not None else effective_settings(base, new)
+    engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
+    if engine is None:
+        return Response(status_code=204)
+    line = view.line if view is not None else ()
+    text = fields.get("text", "").strip("\n")
+    attachments = parse_attachments(fields, services.shared.settings.max_message_characters)
+    draft = StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
+    options = RequestOptions(
+        thinking="thinking" in fields,
+        tools=services.toolbox.definitions(settings.tool_names),
+        date=chat.prompt_date if chat is not None else date.today(),
+        owner=owner,
+        conversation=view.first_id if view is not None else None,
+        when_full=settings.when_full,
+        adapter=choice.adapter,
+    )
+    documents = NO_DOCUMENTS
+    if view is not None:
+        documents = await load_branch_documents(services, owner, view, choice, draft)
+    elif base.project is not None or any(each.document for each in draft.attachments):
+        documents = await prompt_documents(store, owner, date.today(), [draft], engine=engine, project=base.project)
+    try:
+        gauge = await services.shared.large_work.run(
+            lambda: measure_context(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
+        )
+    except ModelError:  # for example, while the engine is shutting down; the page retries on the next keystroke
+        return Response(status_code=204)
+    response = await page.respond("_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory())
+    has_content = bool(draft.content.strip() or draft.attachments)
+    prefills = settings.speculative_prefill and has_content and not any(message.active for message in line)
+    if prefills and await services.shared.requests.allows_prompt(owner, gauge.used):
+        response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options, documents)
+    return response
 
 
 @router.post("/language", dependencies=[GUARDED])
@@ -195,47 +230,6 @@ def _describe_changes(form: Mapping[str, str], chat: Chat | None) -> str:
     names = [name for name in form_values({}) if name in form]
     changes = ", ".join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
-
-
-async def _estimate(page: PageRequest, fields: Mapping[str, str], view: ChatView | None) -> Response:
-    services, owner, store = page.services, page.owner, page.store
-    chat = view.chat if view is not None else None
-    new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
-    base = view.base if view is not None else await store.chat_base(owner, fields.get("project", ""))
-    settings = view.settings if view is not None else effective_settings(base, new)
-    engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
-    if engine is None:
-        return Response(status_code=204)
-    line = view.line if view is not None else ()
-    text = fields.get("text", "").strip("\n")
-    attachments = parse_attachments(fields, services.shared.settings.max_message_characters)
-    draft = StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
-    options = RequestOptions(
-        thinking="thinking" in fields,
-        tools=services.toolbox.definitions(settings.tool_names),
-        date=chat.prompt_date if chat is not None else date.today(),
-        owner=owner,
-        conversation=view.first_id if view is not None else None,
-        when_full=settings.when_full,
-        adapter=choice.adapter,
-    )
-    documents = NO_DOCUMENTS
-    if view is not None:
-        documents = await load_branch_documents(services, owner, view, choice, draft)
-    elif base.project is not None or any(each.document for each in draft.attachments):
-        documents = await prompt_documents(store, owner, date.today(), [draft], engine=engine, project=base.project)
-    try:
-        gauge = await services.shared.large_work.run(
-            lambda: measure_context(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
-        )
-    except ModelError:  # for example, while the engine is shutting down; the page retries on the next keystroke
-        return Response(status_code=204)
-    response = await page.respond("_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory())
-    has_content = bool(draft.content.strip() or draft.attachments)
-    prefills = settings.speculative_prefill and has_content and not any(message.active for message in line)
-    if prefills and await services.shared.requests.allows_prompt(owner, gauge.used):
-        response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options, documents)
-    return response
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
@@ -30,7 +30,7 @@ HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store"}
 
 @router.get("/chats/{chat_id}/share", dependencies=[GUARDED])
 async def show_links(page: Page, chat: FoundChat) -> Response:
-    return await _respond(page, chat)
+    return await page.respond_with_sidebar("share.html", chat=chat, link="", **await _context(page, chat))
 
 
 @router.post("/chats/{chat_id}/share", dependencies=[audited("shared a chat")])
@@ -45,7 +45,8 @@ async def add_link(page: Page, chat: FoundChat, fields: Fields) -> Response:
     share = ShareLink(_digest(secret), page.owner, chat.id, last, now, now + int(days) * DAY_MS)
     require(await page.store.add_share(page.owner, share), words["error_unknown_chat"])
     server_url = str(page.request.base_url).rstrip("/") + base_path.get()
-    return await _respond(page, chat, link=f"{server_url}/shared/{secret}")
+    link = f"{server_url}/shared/{secret}"
+    return await page.respond_with_sidebar("share.html", chat=chat, link=link, **await _context(page, chat))
 
 
 @router.post("/chats/{chat_id}/share/{share_id}/delete", dependencies=[audited("revoked a shared link")])
@@ -78,13 +79,13 @@ async def show_shared(page: Page, secret: str, first: First = None) -> Response:
     return Response(shown_html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
 
-async def _respond(page: PageRequest, chat: Chat, *, link: str = "") -> Response:
+async def _context(page: PageRequest, chat: Chat) -> dict[str, Any]:
     shares = await page.store.shares(page.owner, chat.id, current_ms())
     rows = [
         {"id": each.id, "made": _format_time(each.created_ms), "expires": _format_time(each.expires_ms)}
         for each in shares
     ]
-    return await page.respond_with_sidebar("share.html", chat=chat, shares=rows, link=link, days=DAYS)
+    return {"shares": rows, "days": DAYS}
 
 
 def _format_time(milliseconds: int) -> str:

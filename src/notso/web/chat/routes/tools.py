@@ -20,7 +20,6 @@ from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import engine_if_loaded
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
-from notso.web.store.protocol import StoredMessage
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.turns.documents import MAX_ATTACHMENT_BYTES
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
@@ -105,7 +104,14 @@ MAX_CHOICES = 1000  # fields of the form that enables tools; each plugin may hav
 @router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])
 async def show_permission(page: Page, message: FoundGeneration) -> Response:
     """Show a pending request for permission or input."""
-    return await _permission(page, message)
+    generation_id = message.generation_id or ""
+    return await page.respond(
+        "_tool_permission.html",
+        asking=page.services.turns.asking(generation_id),
+        question=page.services.turns.question(generation_id),
+        generation_id=generation_id,
+        message_id=message.id,
+    )
 
 
 @router.post("/generations/{generation_id}/permission", dependencies=[GUARDED])
@@ -118,7 +124,7 @@ async def give_permission(page: Page, message: FoundGeneration, fields: Fields, 
     require(permitted or any(use.id == call for use in message.tool_uses), words["error_permission"], 409)
     if not page.is_fragment:
         return RedirectResponse(f"/chats/{message.chat_id}", 303)
-    return await _permission(page, message)
+    return await show_permission(page, message)
 
 
 @router.post("/generations/{generation_id}/question", dependencies=[GUARDED])
@@ -129,7 +135,7 @@ async def answer_question(page: Page, message: FoundGeneration, fields: Fields, 
     require(replied, words["error_question"], 409)
     if not page.is_fragment:
         return RedirectResponse(f"/chats/{message.chat_id}", 303)
-    return await _permission(page, message)
+    return await show_permission(page, message)
 
 
 @router.get("/tools", dependencies=[GUARDED])
@@ -204,17 +210,6 @@ def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> b
     if "was" in fields and checked == (name in fields["was"].split()):
         return name in stored
     return checked
-
-
-async def _permission(page: PageRequest, message: StoredMessage) -> Response:
-    generation_id = message.generation_id or ""
-    return await page.respond(
-        "_tool_permission.html",
-        asking=page.services.turns.asking(generation_id),
-        question=page.services.turns.question(generation_id),
-        generation_id=generation_id,
-        message_id=message.id,
-    )
 
 
 def _costs(

@@ -243,34 +243,38 @@ class SQLStore(Transactions):
         return chat_from_row(rows[0]) if rows else None
 
     async def _load_with_chat(
-        self, kind: Callable[..., T], owner: str, chat_id: str, load: Callable[[Database], tuple[Any, ...] | None]
+        self,
+        kind: Callable[..., T],
+        load: Callable[..., tuple[Any, ...] | None],
+        owner: str,
+        chat_id: str,
+        *rest: object,
+        **options: object,
     ) -> T | None:
         # Calls `kind` with the chat, its defaults and the values from `load`, unless one of them does not exist.
         def read(db: Database) -> T | None:
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)
-                loaded = load(db)
+                loaded = load(db, owner, chat_id, *rest, **options)
                 chat, base = found()
             return kind(chat, base, *loaded) if chat is not None and loaded is not None else None
 
         return await self.run_read(read, owner)
 
     async def chat_snapshot(self, owner: str, chat_id: str) -> ChatSnapshot | None:
-        def load(db: Database) -> tuple[tuple[StoredMessage, ...]]:
+        def load(db: Database, owner: str, chat_id: str) -> tuple[tuple[StoredMessage, ...]]:
             return (tuple(map(self._message, db.execute(_MESSAGES, (chat_id, owner)).fetchall())),)
 
-        return await self._load_with_chat(ChatSnapshot, owner, chat_id, load)
+        return await self._load_with_chat(ChatSnapshot, load, owner, chat_id)
 
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
         if self.read_only:  # load the whole chat from its rows, because index entries may be damaged
             return _branch_of(await self.chat_snapshot(owner, chat_id), last)
-
-        def load(db: Database) -> tuple[Any, ...]:
-            return shown_part.load_prompt_branch(db, owner, chat_id, last, most_characters=most_characters)
-
-        return await self._load_with_chat(Branch, owner, chat_id, load)
+        return await self._load_with_chat(
+            Branch, shown_part.load_prompt_branch, owner, chat_id, last, most_characters=most_characters
+        )
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
         stored = await self.run_read(
@@ -285,11 +289,9 @@ class SQLStore(Transactions):
             snapshot = await self.chat_snapshot(owner, chat_id)
             path, earlier = branch_end(_shown_path_of(snapshot, through), limit, first)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier) if snapshot is not None else None
-
-        def load(db: Database) -> tuple[Any, ...]:
-            return shown_part.load_branch_end(db, owner, chat_id, limit=limit, through=through, first=first)
-
-        return await self._load_with_chat(ShownChat, owner, chat_id, load)
+        return await self._load_with_chat(
+            ShownChat, shown_part.load_branch_end, owner, chat_id, limit=limit, through=through, first=first
+        )
 
     async def shown_before(
         self, owner: str, chat_id: str, message_id: str, limit: int, *, first: int | None = None
@@ -302,11 +304,9 @@ class SQLStore(Transactions):
                 return None
             path, earlier = branch_end(line[: at if first is None else first], limit)
             return ShownChat(snapshot.chat, snapshot.base, tuple(path), earlier)
-
-        def load(db: Database) -> tuple[Any, ...] | None:
-            return shown_part.load_shown_before(db, owner, chat_id, message_id, limit=limit, first=first)
-
-        return await self._load_with_chat(ShownChat, owner, chat_id, load)
+        return await self._load_with_chat(
+            ShownChat, shown_part.load_shown_before, owner, chat_id, message_id, limit=limit, first=first
+        )
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None:
         if self.read_only:
