@@ -24,8 +24,8 @@ MAX_REWRITTEN = 2**22
 """Maximum number of keywords, names and values in a rewritten schema."""
 
 MAX_DESCENT = 4_096
-"""Maximum of DEPTH * (DEFINITIONS + 1). The library (llguidance) recurses into each definition, and a stack overflow
-would kill the process."""
+"""Maximum of a schema's depth * (definitions + 1). The library (llguidance) recurses into each definition, and a stack
+overflow would kill the process."""
 
 MAX_PERIOD = 10_000
 """Maximum least common multiple of all `multipleOf` values, after their factors 2 and 5 are removed. The library keeps
@@ -128,7 +128,7 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
     if definitions and deepest * (len(definitions) + 1) > MAX_DESCENT:
         raise InvalidRequestError(
             f"the schema has {len(definitions)} referenced definitions and a depth of {deepest}; "
-            f"their product is limited to {MAX_DESCENT}",
+            f"depth * (definitions + 1) is limited to {MAX_DESCENT}",
             param=param,
         )
 
