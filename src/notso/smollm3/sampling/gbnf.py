@@ -3,7 +3,7 @@
     root ::= "yes" | "no" [.!]?
 
 Each character becomes a separate terminal. GBNF has no lexer, but llguidance (the grammar library) has one, which
-always uses the longest match. This makes no difference if all terminals have the same length.
+always uses the longest match. With terminals of equal length, this rule has no effect.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each of them takes time f
 MAX_GRAMMAR_CHARACTERS = 2**18
 
 # Grammars of at least this length may need more stack than a thread usually has: about 5 KiB for each of up to
-# MAX_DESCENT levels (see json_schema). They are parsed in a thread with a larger stack. The system commits only the
-# part in use.
+# MAX_DESCENT levels (see json_schema). Such grammars are parsed in a thread with a larger stack. The system commits
+# only the part of the stack that is used.
 DEEP_CHARACTERS = 8_192
 DEEP_STACK_BYTES = 128 * 2**20
 
@@ -361,8 +361,8 @@ def _regex_part(source: str) -> Part:
 
 
 def _checked_lark(source: str) -> str:
-    # Intersections of terminals are limited for the same reason as those of patterns in schemas (see MAX_INTERSECTED).
-    # %json would bypass the checks of schemas.
+    # Intersections of terminals are limited for the same reason as patterns in schemas (see MAX_INTERSECTED). %json is
+    # rejected, because it would bypass the checks of schemas.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param="grammar")

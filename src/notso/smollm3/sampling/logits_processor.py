@@ -10,8 +10,8 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Returns new logits. Parameters: the tokens so far and the logits. Tokens are the bytes of int32 (L,), logits those of
-# float32 (V,). The function must return in bounded time and raise only NotsoErrors.
+# Returns new logits. Parameters: the tokens so far, as the bytes of an int32 array (L,), and the logits, as the bytes
+# of a float32 array (V,). The function must return in bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
 
 FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of this name, or None

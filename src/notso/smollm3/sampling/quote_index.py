@@ -27,7 +27,7 @@ BLOCK_BYTES = 64
 SAMPLED = 64
 """A search over all places starts with a sample, which contains every SAMPLED-th place."""
 SAMPLES = 512
-"""A search over a smaller interval starts with a sample of this many of its places, so that few steps remain."""
+"""A search over a smaller interval starts with a sample of SAMPLES places, so that few steps remain."""
 CLOSE = b"]]"
 """The end of a quotation is marked by these bytes, so a quotation cannot contain them."""
 
@@ -249,7 +249,7 @@ class QuoteIndex:
         most_before = most_after - most_shares
         from_byte, to_byte = offsets[segments], offsets[after]
         last_class, last_byte = classes[after - 1], self._bytes[np.maximum(to_byte - 1, 0)]
-        # A bracket next to CLOSE would be read as part of it.
+        # A quotation cannot end next to a bracket, which would be read as part of CLOSE.
         brackets = (last_byte == ord("]")) | (self._bytes[to_byte] == ord("]"))
         closable = (last_class != _SPACE) & ~brackets & (last_byte != 0xFF)
         barred = np.flatnonzero(self._bytes[:size] == 0xFF).astype(np.int32)
@@ -280,7 +280,7 @@ class QuoteIndex:
         key = self._words[begin].astype(np.uint64)
         order = np.argsort(key, kind="stable")
         key = key[order]
-        tied = np.zeros(len(order), np.bool_)  # the text so far equals that of the previous place
+        tied = np.zeros(len(order), np.bool_)  # equal to the previous place in all bytes compared so far
         tied[1:] = key[1:] == key[:-1]
         # Most remaining ties are repeated text, which is compared in longer blocks.
         for depth in range(8, QUOTE_BYTES, BLOCK_BYTES):
@@ -348,7 +348,7 @@ def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     bases = np.flatnonzero(classes != _EXTEND)
     base = points[bases]
     is_hebrew = ((base >= 0x05D0) & (base <= 0x05F2)) | ((base >= 0xFB1D) & (base <= 0xFB4F))
-    is_inside = (base[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # inside an abbreviation
+    is_inside = (base[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # a quotation mark in an abbreviation
     classes[bases[1:-1][is_inside]] = _MID_LETTER
     return classes
 

@@ -298,8 +298,8 @@ class QuotedOutput(StructuredOutput):
         return index if index.whole.high else None
 
     def _mark_completing_tokens(self) -> list[int]:
-        # Returns the tokens that would complete `[[N: ` but not start a quotation: tokens with text after the mark, or
-        # all that complete it if source N cannot be opened.
+        # Returns the tokens that would complete `[[N: ` but not start a quotation: tokens with text after the mark or,
+        # if source N cannot be opened, all tokens that complete the mark.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
@@ -388,8 +388,8 @@ def _on_one_line(text: str) -> str:
 
 
 def _top_tokens(logits: Floats, count: int) -> Ids:
-    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. Each of the `count`
-    # largest logits is at least as large as the count-th largest maximum of a row.
+    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. If the maxima of the
+    # rows are sorted in descending order, the `count` largest logits are at least as large as maximum number `count`.
     rows = len(logits) // ROW
     if rows <= count:
         among = np.arange(len(logits))

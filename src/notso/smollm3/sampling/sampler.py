@@ -8,9 +8,9 @@ llama.cpp. They have a separate code path (`apply_filters`), so that they do not
 The random numbers depend only on the seed and the position.
 
 Flat distributions have tens of thousands of candidates for top_p, and sorting them would dominate the cost. Only two
-ranks matter: that of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates of nearly
-equal weight share a bucket. The sums of the buckets locate both ranks, and only the buckets that contain them are
-sorted.
+ranks matter: the ranks of the drawn token and of the last token of the nucleus (the tokens that top_p keeps).
+Candidates of nearly equal weight share a bucket. The sums of the buckets locate these ranks, and only the buckets that
+contain them are sorted.
 
 DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and more so in longer repetitions. If at
 least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is
@@ -284,7 +284,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 class Sampler:
     """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for logit_bias ids outside the vocabulary (without `vocab_size`, in `sample`).
+    Raises InvalidRequestError for logit_bias ids outside the vocabulary; without `vocab_size`, `sample` raises it.
     """
 
     def __init__(
@@ -478,7 +478,7 @@ def _finite_argmax(logits: Floats) -> int:
 def _index_at(sums: Doubles, uniform: float) -> int:
     # `sums` are cumulative weights, `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # The product may round up to the sum, although uniform is below 1.
+    # If the product rounds up to the sum, although `uniform` is below 1, the last token with weight is chosen.
     return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 

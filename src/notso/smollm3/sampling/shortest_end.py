@@ -253,7 +253,8 @@ class ShortestEndingSearch:
             if place.in_string:
                 name_nodes += self._finish_string(node, kind, texts, memory)
             yield from name_nodes
-            if kind not in memory.kinds or not place.in_string:  # numbers with equal masks may continue differently
+            # Classes are reused only in strings, because numbers with equal masks may continue differently.
+            if kind not in memory.kinds or not place.in_string:
                 memory.kinds[kind] = self._byte_classes(node, allowed_bytes)
             ends, others = list(memory.kinds[kind]), []
             if name_nodes:

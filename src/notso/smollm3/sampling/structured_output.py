@@ -297,7 +297,7 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        for piece in re.split(rb'(?<=")', started.encode()):  # a quotation must begin a new piece, as in an answer
+        for piece in re.split(rb'(?<=")', started.encode()):  # a quotation must not begin within a piece
             fields.consume(piece)
         if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
             raise InvalidRequestError("the text so far does not match the documents", param="continue_last")

@@ -1,8 +1,8 @@
 """Completion of structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
-length of the shortest one. Near the limit, a token is accepted only if an ending is found after it that fits in the
-tokens then left. This rule applies as soon as one such ending is known.
+length of the shortest one. Near the limit, a token is accepted only if an ending that fits in the remaining tokens is
+found after it. This rule applies as soon as one such ending is known.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 how much one token can increase the distance, for example by opening an object with required members. The two estimates
@@ -102,8 +102,8 @@ def _sum(extents: Iterable[Extent]) -> Extent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # is_call: the part describes tool calls. It is assumed to consist of literals, because the arguments of calls are
-    # in separate parts. So is the answer that may be given instead of calls.
+    # is_call: the part describes tool calls. It is assumed to consist of literals, because separate parts describe the
+    # arguments of calls and the answer that may be given instead of calls.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
