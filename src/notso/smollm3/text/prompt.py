@@ -87,8 +87,7 @@ class PromptWriter:
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
         """Return the tokens with which all continuations of `messages` begin; [] for unknown templates."""
         encode = self._tokenizer.encode_runs
-        # Each rendering of an unknown template would start a child process.
-        if not self.template.is_known:
+        if not self.template.is_known:  # each rendering would start a child process
             return []
         one, other = (
             self._render_runs([*messages, Message("user", words)], options)

@@ -99,7 +99,7 @@ class TokenizerPipeline:
         if stored is None:
             if not isinstance(name, str) or name not in PRE_TOKENIZERS:
                 raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENIZERS)}")
-            # ignore_merges keeps its default, True, as in the official tokenizer.json.
+            # ignore_merges keeps its default, True, as in SmolLM3's tokenizer.json.
             return cls(_split(PRE_TOKENIZERS[name]))
         try:
             content = json.loads(stored)
@@ -175,7 +175,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
     _require_known_keys(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
     if model.get("type") != "BPE":
         raise ModelFileError(f"its model is {quoted(model.get('type'))}, not BPE")
-    # Settings of the unknown token have no effect, because every byte has a token.
+    # Settings of the unknown token are not checked. They have no effect, because every byte has a token.
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise ModelFileError(f"its model is not plain BPE: {name} is {quoted(model[name])}")
