@@ -253,7 +253,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # evicting conversations would not remove these files
+                for text in lost:  # files of no conversation, which eviction would never remove
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:

@@ -30,7 +30,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 RETRY_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: those of a default context
+READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk; a default context has as many
 
 MOST_READERS = 4  # maximum threads that load blocks; fewer if there are fewer processors
 
