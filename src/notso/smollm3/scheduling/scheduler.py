@@ -219,7 +219,7 @@ class Scheduler:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
         for load in [load for load in plan.loads if load.sequence is sequence]:
             plan.moves.remove(load)
-            self.on_load_failed(load)  # the block has not been loaded yet
+            self.on_load_failed(load)  # drops the block, which has no content yet
         self._release(sequence)
         sequence.returned = sequence.started
         sequence.cached = sequence.cached if sequence.started else 0
