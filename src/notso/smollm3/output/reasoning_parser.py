@@ -27,9 +27,9 @@ class _State(Enum):
 class ReasoningParser:
     """Splits a stream of (token id, text) into nonempty pieces of reasoning and text."""
 
-    # Tag tokens are recognized anywhere. Tags in ordinary tokens are recognized only at the start of an answer or of
-    # reasoning; closing tags, anywhere in reasoning. Unmatched closing tags are dropped, as are newlines around the
-    # reasoning and before the answer. Reasoning without a closing tag stays reasoning.
+    # Tag tokens are recognized anywhere. Tags in ordinary tokens are recognized at the start of an answer or of
+    # reasoning, and closing tags also in the middle of reasoning. Unmatched closing tags, and newlines around the
+    # reasoning and before the answer, are dropped. Reasoning without a closing tag stays reasoning.
     #
     # open_id, close_id: tag tokens, None if the model file has none.
     # starts_inside: the prompt ends inside reasoning.
