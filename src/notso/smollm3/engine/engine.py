@@ -91,7 +91,7 @@ def model_path(model: str | None) -> Path:
         is_folder = (path / "config.json").is_file()
         is_path = path.exists() or path.is_absolute() or path.suffix == ".gguf"
     except OSError as error:
-        # If the current folder is not searchable, this error occurs even if `model` is a name.
+        # A name that is not a path also causes this error if the current folder is not searchable.
         if os.path.lexists(path):
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
         is_folder = is_path = False
@@ -409,7 +409,7 @@ class Engine:
         request = self._request(messages, params, options)
         adapter = self.adapters.of(options.adapter)
         if request.is_plain or not self._prompts.may_think(request.sequence.prompt):
-            # `thinking` has no effect here. True keeps it out of the receipt, as in earlier versions.
+            # Without reasoning, `thinking` has no effect. Receipts omit its default, True.
             options = replace(options, thinking=True)
         receipt = build_receipt(request, options, self._facts(adapter))
         return seal(receipt) if sealed else receipt
@@ -419,7 +419,7 @@ class Engine:
 
         transcript: an open receipt of the answer, required if `receipt` is sealed. Raises EngineError,
         ContextLengthError, and InvalidRequestError for a receipt that is malformed, was changed, or belongs to another
-        model, adapter, template, KV format, RoPE scaling or version of the numerical code; `param` names the part.
+        model, adapter, template, KV format, RoPE scaling or version of the numerical code; `param` names the invalid part.
         """
         self._require_open()
         try:

@@ -279,14 +279,14 @@ class EngineCore:
             except DeviceLostError as error:
                 self._handle_device_loss(error)
             except Exception as error:
-                # Each request's context contains the id of the client's request.
+                # Log the error in each request's context, which adds the id of the client's request to the record.
                 contexts = [each.generation.context for each in self._requests.values()]
                 for context in contexts or [contextvars.copy_context()]:
                     context.run(_log.exception, "a step failed")
                 self._fail_all(error)
 
     def _handle_device_loss(self, error: DeviceLostError) -> None:
-        _log.error("the device failed: %s", str(error))  # a traceback's frames would keep device memory alive
+        _log.error("the device failed: %s", str(error))  # no traceback: its frames would keep device memory alive
         self._closing = True
         with self._inbox_lock:
             self._ended = True
@@ -506,7 +506,7 @@ class EngineCore:
     def _record_step(self, plan: Plan, seconds: float) -> None:
         self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
-            return  # scoring takes longer than other steps of the same size
+            return  # not measured, because scoring takes longer than other steps of the same size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)
@@ -514,7 +514,7 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # less than a tile of rows takes as long as a full tile, which would understate the speed
+            return  # not measured, because a step of fewer rows takes as long as one of a full tile
         mean = self.prompt_s_per_token
         self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._prefill_rate.observe(plan.rows, seconds)

@@ -92,7 +92,7 @@ class InputProcessor:
         """Build a request. salt: see `salt_with_prefix`. rendered: the prompt, if already rendered. Raises
         InvalidRequestError, ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
-        if options.tool_choice not in ("auto", "none"):  # the answer consists of calls only
+        if options.tool_choice not in ("auto", "none"):  # the answer consists of calls, which no grammar constrains
             options = replace(options, grammar=None)
         prompt = rendered or self._prompt_within_context(prompt_input, params, options)
         tokenizer = self._tokenizer
@@ -100,7 +100,7 @@ class InputProcessor:
         room = self.context_of(options) - len(prompt.ids)
         pinned = _pinned_reading(prompt_input, options)
         options, fields = quoted_fields(options, self.quotes, pinned)
-        if rendered is None:  # receipts are exempt: old ones may name tools that tool_choice excluded
+        if rendered is None:  # receipts of earlier releases may name strict tools that tool_choice excludes
             check_strict_tools(options)
         structured_output = structured_output_for(
             options,
@@ -177,7 +177,7 @@ class InputProcessor:
         ids, started = validate_ids(recorded["ids"], self._tokenizer.vocab_size), recorded["started"]
         validate_ids(answer.ids or (0,), self._tokenizer.vocab_size)
         whole = [*ids, *answer.ids[:-1]]
-        if len(whole) > self._document_tokens:  # the longest context, whether the prompt had a fixed prefix or not
+        if len(whole) > self._document_tokens:  # receipts do not record prefixes, so the longer context applies
             raise ContextLengthError(len(whole), self._document_tokens)
         goes_on = started is not None or options.is_plain
         prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
