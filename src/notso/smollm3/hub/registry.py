@@ -224,7 +224,7 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of the contents, named by hash."""
+    """Return the path of a file's contents, named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 
@@ -239,7 +239,7 @@ def _snapshot_of(path: Path) -> Path:
 
 def _files_by_download(folder: Path) -> list[Path]:
     main, main_at = b"", 0
-    with contextlib.suppress(OSError):  # `notso pull` does not write this file
+    with contextlib.suppress(OSError):  # refs/main is missing if only `notso pull` has written to this folder
         main, main_at = read_regular(folder / "refs/main", 64), (folder / "refs/main").stat().st_mtime_ns
 
     def downloaded_at(path: Path) -> int:
@@ -256,7 +256,7 @@ def _files_by_download(folder: Path) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the link to the contents."""
+    """Return the path of the link to `blob_path(file)`."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
@@ -319,7 +319,7 @@ def _installed(name: str) -> Path | None:
         raise ModelFileError(f"several files are named {name}; specify the path: {', '.join(map(str, current))}")
     if named:
         return named[0].path
-    # A file can have several names in stores. `local_models` lists only one of them.
+    # Search the stores again: `local_models` lists only one of the names that a file has in them.
     stored = (model for model in (*_ollama_models(), *_folder_models()) if model.name.lower() == name.lower())
     return next((model.path for model in stored if is_smollm3(model.path)), None)
 
