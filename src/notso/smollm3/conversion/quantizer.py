@@ -42,8 +42,9 @@ def quantize(
         return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
+    # Importance can be measured only on a GGUF file, so the folder is first converted to a temporary one.
     floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
-    try:  # measuring importance requires a GGUF file
+    try:
         convert(
             source, floats, _common_format(source), lambda done, total: progress("converting", done, total), threads
         )

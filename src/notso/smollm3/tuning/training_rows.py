@@ -72,7 +72,7 @@ class RowWriter:
     def read(self, path: Path) -> list[TrainingRow]:
         """Read a JSONL file. Raises OSError, TemplateError or InvalidRequestError."""
         rows = []
-        # str.splitlines also splits at characters that JSON need not escape, such as U+2028.
+        # Not `str.splitlines`, which also splits at characters that JSON need not escape, such as U+2028.
         for number, line in enumerate(_text_of(path).split("\n"), 1):
             if not line.strip():
                 continue
@@ -206,7 +206,7 @@ def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
     pieces = [piece for piece in (*parser.push(text), *parser.finish()) if not isinstance(piece, str) or piece.strip()]
     words = [piece for piece in pieces if isinstance(piece, str)]
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-    if [*words, *calls] != pieces:  # calls within a text are examples
+    if [*words, *calls] != pieces:  # calls that text follows are examples and remain text
         return text, thoughts, []
     return "".join(words), thoughts, calls
 

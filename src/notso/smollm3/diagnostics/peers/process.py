@@ -93,7 +93,7 @@ class PeerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # a task that the worker has not read cannot be flushed
+                with contextlib.suppress(OSError):  # `close` flushes, which fails if the worker has not read a task
                     stream.close()
 
     def __enter__(self) -> PeerProcess:
