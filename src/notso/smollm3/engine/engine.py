@@ -419,7 +419,7 @@ class Engine:
 
         transcript: an open receipt of the answer, required if `receipt` is sealed. Raises EngineError,
         ContextLengthError, and InvalidRequestError for a receipt that is malformed, was changed, or belongs to another
-        model, adapter, template, KV format, RoPE scaling or version of the numerical code; `param` names the invalid part.
+        model, adapter, template, KV format, RoPE scaling or version of the numerical code; `param` names the cause.
         """
         self._require_open()
         try:
