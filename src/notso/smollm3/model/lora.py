@@ -218,7 +218,7 @@ def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
         raise ModelFileError(f"layers_to_transform must be a list of layers, not {quoted(layers)}")
     if pattern and not _matches_layer_list(pattern):
-        layers = [-1]  # no list of layers has such a name, so no layer is adapted
+        layers = [-1]  # no list of layers has such a name, so no layer number matches
     excluded = _module_matcher("exclude_modules", settings.get("exclude_modules"), none=False)
     if isinstance(targets, str) and targets.lower() == "all-linear":
         targets = None  # every matrix of a layer; the head is excluded
