@@ -181,10 +181,29 @@ FAILURES = [
     (model.ContextLengthError(10, 5), 1, "--context"),
     (model.EngineError("a logit is not finite"), 1, "a logit is not finite"),
     (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "x: Permission denied"),
-    (RuntimeError("Could not determine home directory."), 1, "Set HOME"),
     (ZeroDivisionError("division by zero"), 1, "--debug"),
     (KeyboardInterrupt(), 130, ""),
 ]
+
+
+@pytest.mark.parametrize("home", [None, "", "relative"])
+def test_commands_work_without_a_home_directory(home: str | None, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "HF_HOME")}
+    environment = {name: value for name, value in environment.items() if not name.startswith(("NOTSO_", "XDG_"))}
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    code = (
+        "import pwd, sys\npwd.getpwuid = {}.__getitem__\nfrom notso.cli import main\n"
+        "codes = [main(['list']), main(['run', '--max-tokens', '1', '--no-think', 'Hi']), main(['doctor'])]\n"
+        "sys.exit(str(codes))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment if home is None else {**environment, "HOME": home},
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1].startswith("[0, 8, ") and "Traceback" not in done.stderr
+    assert "/nonexistent/.local/share/notso" in done.stdout and not any(folder.iterdir())
 
 
 @pytest.mark.parametrize(("error", "code", "told"), FAILURES, ids=lambda value: type(value).__name__)

@@ -7,6 +7,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -124,10 +125,19 @@ def _drop_service_links() -> None:
             del os.environ[name]
 
 
+def _replace_missing_home() -> None:
+    # Containers may run under a user id without an account. Every command that needs no home directory works there.
+    if not Path(os.environ.get("HOME", "")).is_absolute():
+        os.environ.pop("HOME", None)
+        home = os.path.expanduser("~")  # noqa: PTH111 - raises no error
+        os.environ["HOME"] = "/nonexistent" if home == "~" else home
+
+
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: sys.argv) and return its exit code."""
     terminal.prepare_streams()
     _drop_service_links()
+    _replace_missing_home()
     args = [*(sys.argv[1:] if arguments is None else arguments)]
     command = exit_codes.ANY_COMMAND
     try:

@@ -95,9 +95,6 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
             return code, str(error) or type(error).__name__, advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
-    # pathlib raises this error for users without a passwd entry.
-    if isinstance(error, RuntimeError) and "home directory" in str(error):
-        return FAILED, "this user has no home directory", "Set HOME to a writable folder."
     message = f"unexpected error ({type(error).__name__}: {error})"
     return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
 

@@ -23,6 +23,7 @@ CACHE_SETTINGS: list[dict[str, str]] = [
     {"HF_HOME": "/x/hf"},
     {"HF_HOME": "~/hf", "XDG_CACHE_HOME": "/x/cache"},
     {"HF_HOME": "$HOME/hf"},
+    {"HF_HOME": "~no-such-user/hf"},
     {"HUGGINGFACE_HUB_CACHE": "/x/old"},
     {"HF_HUB_CACHE": "/x/new", "HUGGINGFACE_HUB_CACHE": "/x/old", "HF_HOME": "/x/hf"},
 ]
@@ -262,6 +263,16 @@ def test_entries_that_cannot_be_read_are_skipped(own_home: Path) -> None:
     (own_home / ".lmstudio/models/bad").symlink_to("a" * 300)
     found = [each.name for each in registry.local_models([own_home / folders[0], own_home / ("a" * 300)])]
     assert found == ["demo", "SmolLM3-1", "a/b/SmolLM3-2", "SmolLM3-3", "SmolLM3-0"]
+
+
+def test_models_are_found_without_a_home_directory(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own_home)
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert [each.name for each in registry.local_models()] == ["demo"]
+    assert registry.resolve_model() is None
+    assert registry.stored_hash(registry.demo_path()) is None
 
 
 def test_unreadable_cache_is_like_an_empty_one(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

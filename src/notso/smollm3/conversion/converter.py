@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import platformdirs
 
 from notso.qtensor import Format, GGUFFile, GGUFWriter, NotsoError, QTensor, set_error_path
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
@@ -26,6 +25,7 @@ from notso.smollm3.conversion.hf_config import CONFIG, Entries, config_entries, 
 from notso.smollm3.conversion.hf_folder import HFFolder
 from notso.smollm3.conversion.hf_tokenizer import folder_tokenizer
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.hub.registry import notso_cache
 from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
 
 Floats = npt.NDArray[np.float32]
@@ -166,7 +166,7 @@ def _target(folder: Path) -> Path:
     keys = (str(folder), (VERSION, states))
     where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in keys)
     name = os.fsencode(folder.name)[:200].decode(errors="ignore")  # a file name can have at most 255 bytes
-    return platformdirs.user_cache_path("notso") / "converted" / f"{name}-{where}-{what}-{MIX}.gguf"
+    return notso_cache() / "converted" / f"{name}-{where}-{what}-{MIX}.gguf"
 
 
 def _delete_outdated(target: Path) -> None:

@@ -112,6 +112,13 @@ def _home() -> Path:
         return Path("/nonexistent")  # services may run under a user id without an account
 
 
+def notso_cache() -> Path:
+    try:
+        return platformdirs.user_cache_path("notso")
+    except RuntimeError:
+        return _home() / ".cache/notso"
+
+
 def _files(root: Path, pattern: str) -> list[Path]:
     # Skips what cannot be read. Path.glob would stop there, and Path.is_file would raise an error.
     found = (root / name for name in glob.glob(pattern, root_dir=root, include_hidden=True))  # noqa: PTH207
@@ -215,7 +222,7 @@ def hub_cache() -> Path:
     if not home:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home) / "hub")
-    return Path(os.path.expandvars(folder)).expanduser()
+    return Path(expand_home(os.path.expandvars(folder)))
 
 
 def repository_folder(file: KnownFile) -> Path:
@@ -424,7 +431,7 @@ def _describe(path: Path, where: Where) -> LocalModel:
 
 
 def _ledger_path() -> Path:
-    return platformdirs.user_cache_path("notso") / "verified.json"
+    return notso_cache() / "verified.json"
 
 
 def _read_ledger() -> dict[str, object]:

@@ -205,7 +205,7 @@ class DirectoryLock:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._descriptor = open_private(directory / "lock")
         except OSError as error:
-            raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
+            raise StorageError(f"the data directory {directory} cannot be used: {error.strerror}") from error
         try:
             lock(self._descriptor)
         except OSError:
