@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -54,3 +57,19 @@ def test_text_log_writes_one_line_per_record(
     notices.install()
     logging.getLogger("notso.web.test").warning("two\nlines")
     assert capsys.readouterr().err == "notso: two lines\n"
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("install", [notices.install, notices.install_json])
+def test_log_on_a_full_disk_raises_no_error(
+    loggers: tuple[logging.Logger, logging.Logger], monkeypatch: pytest.MonkeyPatch, install: Callable[[], None]
+) -> None:
+    for each in loggers:
+        each.handlers[:] = []
+    install()
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    logging.getLogger("notso.web.test").warning("lost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -12,8 +13,17 @@ from notso.cli import exit_codes, terminal
 from notso.web.values.request_id import request_id
 
 
-class _TextHandler(logging.Handler):
+class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # requests must not fail if the disk with the log file is full
+            self.print(record)
+
+    def print(self, record: logging.LogRecord) -> None:
+        raise NotImplementedError
+
+
+class _TextHandler(_Handler):
+    def print(self, record: logging.LogRecord) -> None:
         line = " ".join(record.getMessage().split())
         if (request := request_id.get()) is not None:
             line = f"[{request}] {line}"
@@ -25,10 +35,10 @@ class _TextHandler(logging.Handler):
             terminal.note(exit_codes.format_traceback(error))
 
 
-class _JsonHandler(logging.Handler):
+class _JsonHandler(_Handler):
     # Adds `trace_id` and `span_id` while tracing.
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def print(self, record: logging.LogRecord) -> None:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entry: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "logger": record.name}
         entry["message"] = record.getMessage()
