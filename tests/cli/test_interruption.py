@@ -190,13 +190,15 @@ def test_closed_stdin_is_an_empty_input(
     assert main(verb) == code and told in capsys.readouterr().err
 
 
-def test_full_disk_is_reported(process: Process) -> None:
+@pytest.mark.parametrize("arguments", [["list"], ["run", "--no-think", "--max-tokens", "2", "Hi"]])
+def test_full_disk_is_reported_once(process: Process, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with Path("/dev/full").open("wb") as full:
-        run = process("list", stdout=full)
+        run = process(*arguments, stdout=full)
         _, err = run.communicate(timeout=60)
 
     assert run.returncode == 4
-    assert b"notso: No space left on device. Free disk space" in err
+    assert err.count(b"notso: No space left on device. Free disk space") == 1
 
 
 def test_run_with_a_prompt_does_not_read_stdin(process: Process) -> None:

@@ -223,8 +223,10 @@ def _flush(code: int) -> int:
         code = exit_codes.OUTPUT_CLOSED
     except OSError as error:
         terminal.abandon_stdout()
+        reported = code
         code, line = exit_codes.explain(error)
-        terminal.print_error(line)
+        if code != reported:  # the error may have occurred before, when the command wrote to stdout
+            terminal.print_error(line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     return code
