@@ -50,9 +50,9 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
     if os.environ.get("DATABASE_URL") and server is None and data_dir is None:
         from notso.web.store.protocol import BACKUP_ELSEWHERE
-        from notso.web.values.errors import StorageError
+        from notso.web.values.errors import WebError
 
-        raise StorageError(BACKUP_ELSEWHERE)
+        raise WebError(BACKUP_ELSEWHERE)
     if server is None:
         with _create_private_file(target):
             back_up_directory(data_dir or default_data_dir(), target)

@@ -68,7 +68,7 @@ def dataset(
     from notso.web.chat.files.quoting_rows import quoting_rows
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.store.sqlite.store import SQLiteStore, library_texts, permanent_chats
-    from notso.web.values.errors import StorageError
+    from notso.web.values.errors import WebError
 
     rows: list[str] = []
     preferred: list[str] = []
@@ -80,7 +80,7 @@ def dataset(
             for name, text in found:
                 rows += [json.dumps(row, ensure_ascii=False) for row in quoting_rows(name, text, max_rows)]
             if not rows:
-                raise StorageError(f"the library {library} has no documents with sentences to quote")
+                raise WebError(f"the library {library} has no documents with sentences to quote")
             _write(out, rows)
             terminal.print_line(
                 f"{out} ({terminal.counted(len(rows), 'question')} about {terminal.counted(len(found), 'document')})"

@@ -73,7 +73,7 @@ def documents(
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.store.documents import DEFAULT_LIBRARY
     from notso.web.store.opening import run_with_store
-    from notso.web.values.errors import StorageError
+    from notso.web.values.errors import WebError
     from notso.web.values.settings import Settings
     from notso.web.values.visible_text import sanitize_line
 
@@ -89,7 +89,7 @@ def documents(
         chosen = next((each for each in found if each.owner == LOCAL_OWNER and each.name == library), None)
         if chosen is None and library != DEFAULT_LIBRARY:
             names = ", ".join(each.name for each in found if each.owner == LOCAL_OWNER)
-            raise StorageError(f"there is no library called {library}; existing libraries: {names or 'none'}")
+            raise WebError(f"there is no library called {library}; existing libraries: {names or 'none'}")
         if action == "search":
             await _search(store, chosen, " ".join(items or []), as_json)
         else:
@@ -125,7 +125,7 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
     from notso.documents.values import MAX_FILE_BYTES
     from notso.web.chat.library import LibraryWorker
     from notso.web.edge.access import LOCAL_OWNER
-    from notso.web.values.errors import StorageError
+    from notso.web.values.errors import WebError
 
     library = await store.documents.library(LOCAL_OWNER, name)
     work = LibraryWorker(store, unconfined=unconfined)
@@ -137,7 +137,7 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
     added = await store.documents.some(LOCAL_OWNER, ids)
     _print_documents(added, as_json)
     if failed := [each for each in added if each.state == "failed"]:
-        raise StorageError(f"{len(failed)} of {len(added)} documents cannot be read but are kept in the library")
+        raise WebError(f"{len(failed)} of {len(added)} documents cannot be read but are kept in the library")
 
 
 def _list_files(path: Path) -> list[tuple[Path, str]]:
@@ -159,15 +159,13 @@ def _list_files(path: Path) -> list[tuple[Path, str]]:
 async def _read(store: ChatStore, document: StoredDocument, page: int | None, as_json: bool) -> None:
     from notso.documents.values import unreadable
     from notso.web.edge.access import LOCAL_OWNER
-    from notso.web.values.errors import StorageError
+    from notso.web.values.errors import WebError
 
     text = await store.documents.text(LOCAL_OWNER, document.id)
     if text is None:
-        raise StorageError(
-            f"{document.name} cannot be read: it {unreadable(document.reason or 'has not been parsed yet')}"
-        )
+        raise WebError(f"{document.name} cannot be read: it {unreadable(document.reason or 'has not been parsed yet')}")
     if page is not None and page > len(text.pages):
-        raise StorageError(f"{document.name} has {terminal.counted(len(text.pages), 'page')}")
+        raise WebError(f"{document.name} has {terminal.counted(len(text.pages), 'page')}")
     ends = (*text.pages[1:], len(text.text))
     shown = text.text if page is None else text.text[text.pages[page - 1] : ends[page - 1]].strip()
     if as_json:
@@ -177,12 +175,12 @@ async def _read(store: ChatStore, document: StoredDocument, page: int | None, as
 
 
 def _find_document(stored: Sequence[StoredDocument], item: str) -> StoredDocument:
-    from notso.web.values.errors import StorageError
+    from notso.web.values.errors import WebError
 
     found = [each for each in stored if item in (each.id, each.name)]
     if len(found) != 1:
         problem = "there is no document" if not found else f"{len(found)} documents are"
-        raise StorageError(f"{problem} called {item}; `notso documents list` shows names and ids")
+        raise WebError(f"{problem} called {item}; `notso documents list` shows names and ids")
     return found[0]
 
 
