@@ -341,7 +341,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     system = "\n\n".join(each.content for each in instructions if each.role != "user")
     settings, problems = updated_settings({}, {"system_prompt": system})
     if problems:
-        raise _invalid("messages", problems["system_prompt"])
+        raise _invalid("messages", problems["system_prompt"].rstrip("."))
     thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _AssistantMessage))
     title = derive_title(next((each.content for each in instructions if each.role == "user"), ""))
     # A message list has no id: identify the chat by the digest of its messages.
