@@ -121,6 +121,22 @@ def test_loopback_server_accepts_but_does_not_require_keys(start: Start, book: K
     assert used == {"local": 1, owner_of_key(key.id): 1}
 
 
+def test_browser_can_sign_in_to_a_loopback_server_with_a_key(start: Start, book: KeyManager) -> None:
+    secret, _ = book.add("ann")
+    server = start(ScriptedEngine()).ready()
+    anonymous, ann = (httpx.Client(base_url=server.address, timeout=60) for _ in range(2))
+    assert ann.post("/login", data={"api_key": "notso-wrong"}).status_code == 403
+    assert ann.post("/login", data={"api_key": secret}).status_code == 303
+    where = ann.post("/chats", data={"text": "Mine", "key": new_id()}).headers["location"]
+    assert (ann.get(where).status_code, anonymous.get(where).status_code) == (200, 404)
+    assert "/logout" in ann.get("/settings").text and "/logout" not in anonymous.get("/settings").text
+    assert ann.get("/operator").status_code == 403 and anonymous.get("/operator").status_code == 200
+    assert ann.post("/logout").headers["location"] == "/" and ann.get(where).status_code == 404
+    ann.post("/login", data={"api_key": secret})
+    book.revoke("ann")
+    assert ann.get(where).status_code == 404 and ann.get("/").status_code == 200
+
+
 async def all_usage(server: Any) -> Any:
     today = server.shared.accounts.today()
     return await server.shared.accounts.store.usage(today, today)

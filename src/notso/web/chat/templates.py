@@ -187,7 +187,9 @@ class Pages:
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
         ring: KeyRing = request.app.state.key_ring
-        context |= {"nonce": request.state.nonce, "has_key": not ring.is_open}
+        # The users of issued keys can sign out of a server without authentication, too.
+        has_key = not ring.is_open or caller_of(request).key_id != ""
+        context |= {"nonce": request.state.nonce, "has_key": has_key}
         context["may_operate"] = caller_of(request).is_operator
         context["has_accounts"] = ring.quota_check is not None and context["may_operate"]
         context["chosen_language"] = request.cookies.get(LANGUAGE_COOKIE, "")

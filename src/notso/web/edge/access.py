@@ -224,6 +224,11 @@ class KeyRing:
             self._storage.send("logout", session=digest.hex())
         self._drop(digest)
 
+    def rejects(self, invalid_key: str) -> bool:
+        # Many client libraries cannot omit the key. Therefore, a server without authentication ignores invalid keys. It
+        # rejects them only if it has a key store and they begin with KEY_PREFIX, such as revoked keys.
+        return not self.is_open or (self._keys is not None and invalid_key.startswith(KEY_PREFIX))
+
     async def caller_for_key(self, key: str) -> Caller | None:
         if self.is_server_key(key):
             return LOCAL
@@ -243,14 +248,14 @@ class KeyRing:
                     break
             if caller is not None:
                 return caller
-            # Many client libraries cannot omit the key. Therefore, a server without authentication ignores invalid
-            # keys. It rejects them only if it has a key store and they begin with KEY_PREFIX, such as revoked keys.
-            if not self.is_open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in keys)):
+            if any(map(self.rejects, keys)):
                 return None
+        if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
+            current = await self.with_current_key(session_caller)
+            if current is not None or not self.is_open:
+                return current
         if self.is_open:
             return LOCAL
-        if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
-            return await self.with_current_key(session_caller)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller

@@ -41,8 +41,9 @@ async def login_page(page: Page) -> Response:
 async def login(page: Page, fields: Fields) -> Response:
     """Exchange the key for an HttpOnly session cookie."""
     ring = _key_ring(page)
-    caller = await ring.caller_for_key(fields.get("api_key", "").strip())  # a copied key often ends with a space
-    if caller is None and not ring.is_open:
+    key = fields.get("api_key", "").strip()  # a copied key often ends with a space
+    caller = await ring.caller_for_key(key)
+    if caller is None and ring.rejects(key):
         await _audit(page, NOBODY, "used a wrong key")
         return await _login_response(page, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
