@@ -56,7 +56,7 @@ def test_key_is_long_and_stored_as_a_hash(book: KeyManager, tmp_path: Path) -> N
 
 def test_invalid_duplicate_or_unknown_key_name_is_rejected(book: KeyManager) -> None:
     book.add("ann")
-    for name in ("ann", "", " x", "a\nb", "x" * 65):
+    for name in ("ann", "", " x", "a\nb", "x" * 65, "proxy:ann", "oidc:ann", "key:1"):
         with pytest.raises(SettingsError):
             book.add(name)
     with pytest.raises(SettingsError, match="no active key named bob"):

@@ -46,7 +46,9 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip()
+    # `keys remove proxy:ann` must not delete the data of a key with this name.
+    is_user = name.startswith(("key:", "proxy:", "oidc:"))
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip() and not is_user
 
 
 def owner_of_key(key_id: str) -> str:
@@ -111,7 +113,8 @@ class KeyManager:
         Raises SettingsError for an invalid or taken name, or if there are too many keys.
         """
         if not is_name(name):
-            raise SettingsError("a key's name must be one line of 1 to 64 characters", setting="name")
+            message = "a key's name must be one line of 1 to 64 characters and not begin with key:, proxy: or oidc:"
+            raise SettingsError(message, setting="name")
         secret, key = new_key(name, **options)
         if not self._with_store(lambda store: store.add_key(key, digest_of(secret), by=COMMAND_LINE)):
             raise SettingsError(f"there is already a key named {name}, or there are too many keys", setting="name")
