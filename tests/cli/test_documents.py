@@ -108,6 +108,9 @@ def test_only_regular_files_of_limited_size_are_stored(documents: Run, tmp_path:
 
 def test_document_errors_are_one_line(documents: Run, tmp_path: Path) -> None:
     (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7")
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge.txt").open("wb") as huge:
+        huge.truncate((64 << 20) + 1)
     failed = documents("add", str(tmp_path / "scan.pdf"))
     assert (
         failed.code != exit_codes.DONE and "1 of 1 documents cannot be read but are kept in the library" in failed.err
@@ -119,6 +122,8 @@ def test_document_errors_are_one_line(documents: Run, tmp_path: Path) -> None:
         (("read", "scan.pdf"), "scan.pdf cannot be read: it is damaged"),
         (("rm", "nothing.pdf"), "there is no document called nothing.pdf"),
         (("add", str(tmp_path / "nothing.pdf")), "nothing.pdf"),
+        (("add", str(tmp_path / "pipe")), "pipe: it is not a regular file"),
+        (("add", str(tmp_path / "huge.txt")), "huge.txt: it is larger than 64 MiB"),
         (("add",), "add needs at least one item"),
         (("list", "x"), "list takes no items"),
     ):

@@ -141,6 +141,8 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
 
 
 def _list_files(path: Path) -> list[tuple[Path, str]]:
+    from notso.documents.values import MAX_FILE_BYTES
+    from notso.text_file import read_regular
     from notso.web.chat.library import display_name, find_document_files
 
     def on_error(error: OSError) -> None:
@@ -148,7 +150,8 @@ def _list_files(path: Path) -> list[tuple[Path, str]]:
             raise error
         terminal.warn(terminal.on_one_line(f"notso: {error.filename} is skipped: {error.strerror}"))
 
-    path.stat()  # raises OSError if the file does not exist
+    if not path.is_dir():
+        read_regular(path, MAX_FILE_BYTES)  # raises OSError before any file is added
     parent = path.absolute().parent
     return [
         (each, display_name(str(each.absolute().relative_to(parent))))
