@@ -101,7 +101,8 @@ def _download_backup(server: str, key: str, target: Path) -> None:
             shutil.copyfileobj(answer, out)
             announced = answer.headers.get("Content-Length")
     except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError, ValueError) as error:
-        raise WebError(f"{server} returned no backup: {error}") from error
+        reason = error.reason if type(error) is URLError else error
+        raise WebError(f"{server} returned no backup: {getattr(reason, 'strerror', None) or reason}") from error
     # `copyfileobj` raises no error if the connection is closed early.
     if announced not in (None, str(target.stat().st_size)):
         raise WebError(f"{server} closed the connection before the backup was complete; run the command again")

@@ -135,7 +135,7 @@ def test_failed_backup_reports_the_reason(start: Start, tmp_path: Path, capsys: 
         (["--data-dir", str(tmp_path / "data")], "a server is using this data directory"),
         (["--data-dir", str(tmp_path / "nowhere")], "contains no chats"),
         (["--from", "127.0.0.1:3000"], "must begin with http"),
-        (["--from", server.address.rpartition(":")[0] + ":9"], "returned no backup"),
+        (["--from", server.address.rpartition(":")[0] + ":9"], "returned no backup: Connection refused"),
         (["--from", "http://[::1"], "http://[::1 returned no backup"),
         (["--from", f"{server.address}/é"], "é returned no backup"),
     ):
