@@ -170,7 +170,7 @@ FAILURES = [
     (model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1), 4, "--context"),
     (MemoryError(), 4, "--context"),
     (OSError(errno.ENOSPC, "No space left on device", "out.gguf"), 4, "out.gguf: No space left"),
-    (web.DataDirectoryBusyError("already running as process 7"), 5, "--data-dir"),
+    (web.DataDirectoryBusyError("in use: choose another with --data-dir"), 5, "another with --data-dir"),
     (web.DataDirectoryNewerError("made by release 9"), 5, "made by release 9. Use another directory with --data-dir"),
     (web.UnsafeBindError("listening on 0.0.0.0 lets others in", setting="host"), 6, "NOTSO_API_KEY"),
     (web.AddressInUseError("cannot listen: --port", host="127.0.0.1", port=3000), 6, "--port"),

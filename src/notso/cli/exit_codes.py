@@ -178,7 +178,7 @@ def _rows_of_package(error: BaseException) -> tuple[tuple[type[BaseException], i
         (web.UnsafeBindError, BIND_REFUSED, set_key),
         (web.SettingsError, WRONG_USAGE, _settings_advice(getattr(error, "setting", ""))),
         (web.AddressInUseError, BIND_REFUSED, ""),
-        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, other_directory),
+        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, ""),
         (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, other_directory),
         (web.StorageFullError, NO_ROOM, _disk_space_advice),
         (web.StorageError, FAILED, _doctor_advice),

@@ -211,7 +211,7 @@ class DirectoryLock:
         except OSError:
             os.close(self._descriptor)
             raise DataDirectoryBusyError(
-                "another notso is using this data directory: stop it first, or choose another data directory"
+                "another notso is using this data directory: stop it first, or choose another with --data-dir"
             ) from None
 
     def release(self) -> None:
