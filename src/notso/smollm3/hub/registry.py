@@ -113,6 +113,7 @@ def _home() -> Path:
 
 
 def notso_cache() -> Path:
+    """Return notso's cache folder."""
     try:
         return platformdirs.user_cache_path("notso")
     except RuntimeError:
