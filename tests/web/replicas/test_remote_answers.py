@@ -12,6 +12,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event
+from notso.web.api.shared import resumable
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
@@ -51,12 +52,12 @@ def two(replica: Replica, script: Any) -> tuple[Any, Any]:
     return servers
 
 
-def begin(server: Any, frames: int = 3) -> str:
+def begin(server: Any, frames: int = 3, path: str = CHAT, **fields: Any) -> str:
     """Send a request, read a few frames, disconnect, and return what was read."""
     text = ""
     with (
         httpx.Client(base_url=server.address, timeout=60) as client,
-        client.stream("POST", CHAT, json=BODY, headers=NAMED) as answer,
+        client.stream("POST", path, json={**BODY, **fields}, headers=NAMED) as answer,
     ):
         for chunk in answer.iter_text():
             text += chunk
@@ -102,6 +103,27 @@ def test_delete_stops_stream_on_another_replica(replica: Replica) -> None:
     assert said.status_code == 200 and said.json()["stopped"] is True
     text = there.client.get("/v1/stream?conv_id=c1").text
     assert "[DONE]" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "last"),
+    [
+        (CHAT, {}, 'data: {"error":{'),
+        ("/v1/messages", {"max_tokens": 1000}, 'event: error\ndata: {"type":"error","error":{'),
+    ],
+)
+def test_stopped_replica_is_reported_in_format_of_stream(
+    replica: Replica, gate: QuotaCheck, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], last: str
+) -> None:
+    monkeypatch.setattr(resumable, "SILENT_SECONDS", 0.05)
+    here, there = two(replica, gate)
+    begin(here, path=path, **fields)
+    with there.client.stream("GET", "/v1/stream?conv_id=c1") as answer:
+        chunks = answer.iter_text()
+        text = next(chunks)
+        here.on_loop(lambda: here.shared.exchange.release(resumable.claim_name("local", "c1")))
+        text += "".join(chunks)
+    assert text.split("\n\n")[-2].startswith(last) and "has stopped" in text
 
 
 def test_background_response_can_be_read_and_cancelled_elsewhere(replica: Replica) -> None:

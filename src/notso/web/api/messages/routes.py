@@ -154,7 +154,7 @@ class MessageSerializer(Serializer):
         yield self._sse_event("message_delta", delta=delta, usage=self._usage_body(), **self._edits_body())
         yield self._sse_event("message_stop")
 
-    def failure(self, error: ApiError) -> bytes:
+    def error_frame(self, error: ApiError) -> bytes:
         return named_event("error", error.anthropic_body)
 
     def body(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class OllamaSerializer(Serializer):
         # The last line contains the token counts, and the log probabilities of tokens after the last visible text.
         yield self._line(self._piece() | self._last_logprobs | self._end())
 
-    def failure(self, error: ApiError) -> bytes:
+    def error_frame(self, error: ApiError) -> bytes:
         return self._line(error.ollama_body)
 
     def body(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class ReceiptSerializer:
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
-        self.initial_events, self.failure = inner.initial_events, inner.failure
+        self.initial_events, self.failure, self.error_frame = inner.initial_events, inner.failure, inner.error_frame
         self.inner = inner
         self._engine = engine
         self._submissions = submissions

@@ -17,7 +17,6 @@ from notso.smollm3 import Event, FinishReason, NotsoError, Replay
 from notso.web.api.shared.serializer import (
     Serializer,
     as_api_error,
-    data_event,
     generation_events,
     serialize_closing,
     serialize_event,
@@ -37,8 +36,9 @@ PING_SECONDS = 15.0
 class AnswerLog:
     # Log of an answer: its events and its body. Readers wait for changes; other replicas apply the changes to copies.
 
-    def __init__(self, id: str = "", body: Any = None) -> None:
+    def __init__(self, id: str = "", body: Any = None, stopped_event: bytes = b"") -> None:
         self.id = id  # of the answer
+        self.stopped_event = stopped_event  # sent by other replicas if this one stops before the end
         self.body = body  # JSON, preliminary until the answer is finished
         self.sse_events: list[bytes] = []
         self.finished = False
@@ -61,7 +61,8 @@ class AnswerLog:
     def changes(self, after: int) -> Body:
         """Return the changes after number `after`, or the whole log if `after` is -1."""
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
-        return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
+        changes = {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
+        return changes | ({"stopped_event": self.stopped_event.decode()} if after < 0 else {})
 
     def feed(self, changes: Body) -> bool:
         """Apply changes to this copy. Return False if earlier ones are missing."""
@@ -69,6 +70,7 @@ class AnswerLog:
         # A whole log with another id belongs to a newer answer of the conversation and replaces this copy.
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
+            self.stopped_event = changes.get("stopped_event", "").encode()  # earlier releases send none
         if changes["id"] != self.id or after > len(self.sse_events):
             return False
         self.sse_events += [event.encode() for event in changes["sse_events"][len(self.sse_events) - after :]]
@@ -122,7 +124,7 @@ class RemoteAnswer:
                 return
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
                 if await self.is_abandoned():
-                    yield data_event(replica_stopped_error().body)
+                    yield self.log.stopped_event
                     return
                 silent_s += SILENT_SECONDS
                 if silent_s >= PING_SECONDS:
@@ -326,7 +328,9 @@ class ResumableStreams:
     ) -> ResumableStream:
         """Follow an answer to its end, and drop it at most RESUMABLE_SECONDS later."""
         key, claim, name = (owner, conversation), claim_name(owner, conversation), running.name
-        log = AnswerLog(name, serializer.body()) if self._exchange.is_shared else None
+        log = None
+        if self._exchange.is_shared:
+            log = AnswerLog(name, serializer.body(), serializer.error_frame(replica_stopped_error()))
         stream = self._streams[key] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim, log)

@@ -53,6 +53,11 @@ class Serializer(Protocol):
         return ()
 
     def failure(self, error: ApiError) -> bytes:
+        """Return the last frame of a stream that failed."""
+        return self.error_frame(error)
+
+    def error_frame(self, error: ApiError) -> bytes:
+        """Return an error in this API's format, independent of earlier events."""
         return data_event(error.body)
 
     def body(self) -> Any:
