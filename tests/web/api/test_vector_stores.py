@@ -152,6 +152,8 @@ def test_taken_names_are_numbered_and_refused_when_renaming(start: Start) -> Non
     other = client.vector_stores.create(name="Fish").id
     with pytest.raises(openai.ConflictError, match="already exists"):
         client.vector_stores.update(other, name="Birds")
+    for name in ("", " \n"):
+        assert client.vector_stores.update(other, name=name).name == "Fish"
 
 
 def test_unreadable_file_fails_with_error(start: Start) -> None:

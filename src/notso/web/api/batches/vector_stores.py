@@ -125,7 +125,7 @@ STORE_NOTES: Notes = {
     "expires_after": inert("null", "delete the vector store when it is no longer needed"),
 }
 CHANGED_NOTES: Notes = {
-    "name": works(f"{_NAME}; status 409 if it is taken"),
+    "name": works(f"{_NAME}; if empty, the name stays; status 409 if it is taken"),
     "metadata": STORE_NOTES["metadata"],
     "expires_after": STORE_NOTES["expires_after"],
 }
@@ -153,7 +153,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     file_ids = list(dict.fromkeys(fields.file_ids or ()))
     for at, file_id in enumerate(file_ids):
         await _get_document_file(services, owner, file_id, f"file_ids.{at}")
-    library = await _new_library(services, owner, _name(fields.name))
+    library = await _new_library(services, owner, _cleaned(fields.name) or "Vector store")
     try:
         for file_id in file_ids:
             await _add(services, owner, library, file_id, "file_ids")
@@ -185,8 +185,8 @@ async def change(request: Request, services: Services, owner: Owner, store_id: s
     """Rename a vector store."""
     library = await get_library(services, owner, store_id, rights=("own",))
     fields, headers = await read_fields_and_headers(request, ChangedFields, CHANGED_NOTES)
-    if fields.name is not None:
-        changed = await services.shared.store.documents.change_library(owner, library.id, name=_name(fields.name))
+    if name := _cleaned(fields.name):
+        changed = await services.shared.store.documents.change_library(owner, library.id, name=name)
         if not changed:
             raise ApiError(409, "conflict", "a vector store with that name already exists", param="name")
     found = await get_library(services, owner, store_id)
@@ -265,8 +265,8 @@ async def remove_file(services: Services, owner: Owner, store_id: str, file_id: 
     return JSONResponse({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
 
 
-def _name(name: str | None) -> str:
-    return sanitize_line(name or "", MAX_NAME_CHARACTERS) or "Vector store"
+def _cleaned(name: str | None) -> str:
+    return sanitize_line(name or "", MAX_NAME_CHARACTERS)
 
 
 async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
