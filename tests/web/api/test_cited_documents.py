@@ -220,6 +220,17 @@ def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
     assert "The second page of ibises" in engine.requests[-1].messages[0].content and PDF not in str(kept)
 
 
+def test_same_content_under_other_names_is_another_file(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("So."))).ready()
+    data = base64.b64encode(b"<p>wrens &amp; herons</p>").decode()
+    files: list[dict[str, str]] = [{"filename": "birds.html"}, {"filename": "birds.txt"}, {}]
+    parts = [{"type": "file", "file": {"file_data": data, **each}} for each in files]
+    chat = {"messages": [{"role": "user", "content": parts}]}
+    prompt = server.client.post("/apply-template", json=chat).json()["prompt"]
+    assert "--- birds.html ---\nwrens & herons\n" in prompt and "--- birds.txt ---\n<p>wrens &amp; herons</p>" in prompt
+    assert "--- document ---" in prompt
+
+
 @pytest.mark.parametrize(
     "part, said",
     [

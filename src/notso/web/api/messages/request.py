@@ -70,7 +70,7 @@ from notso.web.api.shared.given_documents import (
     RequestDocument,
     RequestDocuments,
     RequestFile,
-    digest_of,
+    file_key,
 )
 from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
@@ -78,6 +78,7 @@ from notso.web.engine.port import ChatEngine
 PINNED_TTL = "1h"
 """`ttl` of cache breakpoints that keep the preceding part of the prompt on disk."""
 BETWEEN_BLOCKS = "\n"
+PDF_NAME = "document.pdf"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
@@ -99,7 +100,7 @@ def _files(content: Any, param: str) -> Iterator[RequestFile]:
         elif block.get("type") == "document" and isinstance(source, dict):
             data, kind = source.get("data"), (source.get("type"), source.get("media_type"))
             if isinstance(data, str) and kind == ("base64", "application/pdf"):
-                yield RequestFile(data, "document.pdf", f"{place}.source.data")
+                yield RequestFile(data, PDF_NAME, f"{place}.source.data")
             elif source.get("type") == "file" and isinstance(source.get("file_id"), str):
                 yield RequestFile("", "", f"{place}.source.file_id", source["file_id"])
 
@@ -115,7 +116,7 @@ def add_document(documents: RequestDocuments, block: DocumentBlock | SearchResul
         return documents.add(RequestDocument(block.title, text, is_quoted, starts, facts))
     source = block.source
     if isinstance(source, PdfSource | FileSource):
-        document = files.get(source.file_id if isinstance(source, FileSource) else digest_of(source.data))
+        document = files.get(source.file_id if isinstance(source, FileSource) else file_key(source.data, PDF_NAME))
         if document is None:
             raise invalid_field("messages", "this endpoint does not accept PDF documents or stored files")
         text, starts = document.text, document.pages

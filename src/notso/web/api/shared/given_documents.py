@@ -38,7 +38,7 @@ _FILE_FIELDS = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents by `RequestFile.key`: the digest of the base64 text, or the id of the stored file."""
+"""Parsed documents by `RequestFile.key`: the digest of the base64 text with the name, or the id of the stored file."""
 NO_FILES: Files = {}
 
 
@@ -53,7 +53,7 @@ class RequestFile:
 
     @property
     def key(self) -> str:
-        return self.file_id or digest_of(self.data)
+        return self.file_id or file_key(self.data, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,9 @@ def _shown_name(file: Mapping[str, Any], document: Document) -> str:
     return sanitize_line(name if isinstance(name, str) else "", MAX_NAME_CHARACTERS) or document.title or "document"
 
 
-def digest_of(data: str) -> str:
-    return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
+def file_key(data: str, name: str) -> str:
+    # The name is part of the key, because it also determines the file's format and title.
+    return f"{hashlib.sha256(data.encode('utf-8', 'surrogatepass')).hexdigest()} {name}"
 
 
 async def get_stored_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
