@@ -200,6 +200,12 @@ def test_unsupported_field_is_accepted_only_when_empty(name: str) -> None:
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
 
 
+def test_unknown_nested_member_is_ignored_even_if_named_as_an_unsupported_field() -> None:
+    message = {"role": "user", "content": "Hello", "echo": True, "documents": [1]}
+    asked = parse_chat_request({"messages": [message]})
+    assert [hint.name for hint in asked.hints] == ["messages.echo", "messages.documents"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -409,7 +409,7 @@ class ChatRequest(ApiRequest):
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Validate a chat completion. Raises ApiError (400) naming the field."""
-    fields = read_fields(ChatFields, body, CHAT_NOTES | WITHIN_CHAT)
+    fields = read_fields(ChatFields, body, CHAT_NOTES, WITHIN_CHAT)
     check_stream_options(fields)
     messages = tuple(_message(message) for message in fields.messages)
     thinking, budget = _thinking(fields)

@@ -103,7 +103,7 @@ class TextRequest(ApiRequest):
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     """Validate a text completion. Raises ApiError (400) naming the field."""
     _check_prompts(body.get("prompt"))
-    fields = read_fields(TextFields, body, TEXT_NOTES | WITHIN_SAMPLING)
+    fields = read_fields(TextFields, body, TEXT_NOTES, WITHIN_SAMPLING)
     check_stream_options(fields)
     prompts = to_prompts(fields.prompt)
     if not all(prompts):

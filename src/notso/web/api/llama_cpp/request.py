@@ -206,7 +206,7 @@ class NativeRequest(ApiRequest):
 
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     """Validate a completion. Raises ApiError (400) naming the field."""
-    fields = read_fields(NativeFields, body, NATIVE_NOTES | WITHIN_NATIVE)
+    fields = read_fields(NativeFields, body, NATIVE_NOTES, WITHIN_NATIVE)
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:

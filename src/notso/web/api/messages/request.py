@@ -236,7 +236,7 @@ def parse_message_request(
             # Anthropic's client recognizes these details and retries without `thread`.
             details={"error_code": "thread_unsupported_request"},
         )
-    fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
+    fields = read_fields(MessageFields, body, MESSAGE_NOTES, WITHIN_MESSAGE)
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
         raise invalid_field("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
@@ -250,7 +250,7 @@ def parse_count_request(
     body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
 ) -> MessageRequest:
     """Validate a count request. Raises ApiError (400) naming the field."""
-    fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
+    fields = read_fields(CountFields, body, COUNT_NOTES, WITHIN_MESSAGE)
     return _request(fields, body, files, keep_volatile, params=(create_sampling_params(NAMES, {}),))
 
 

@@ -324,7 +324,7 @@ class OllamaRequest(ApiRequest):
 
 def parse_embed(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Validate POST /api/embed. Raises ApiError (400) naming the field."""
-    fields = read_fields(EmbedFields, body, EMBED_NOTES | OPTION_NOTES)
+    fields = read_fields(EmbedFields, body, EMBED_NOTES, OPTION_NOTES)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
     api_request = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
     return replace(api_request, dimensions=fields.dimensions, truncate=fields.truncate is not False)
@@ -332,7 +332,7 @@ def parse_embed(body: Mapping[str, Any]) -> EmbeddingRequest:
 
 def parse_embedding(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Validate POST /api/embeddings. Raises ApiError (400) naming the field."""
-    fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES | OPTION_NOTES)
+    fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES, OPTION_NOTES)
     return _embedding(fields, body, [fields.prompt] if fields.prompt else [])
 
 
@@ -352,7 +352,7 @@ def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], t
 
 def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
     """Validate POST /api/chat. Raises ApiError (400) naming the field."""
-    fields = read_fields(OllamaChatFields, body, WITHIN_CHAT | CHAT_NOTES)
+    fields = read_fields(OllamaChatFields, body, CHAT_NOTES, WITHIN_CHAT)
     messages = tuple(map(_message, fields.messages or ()))
     is_continued = bool(messages) and messages[-1].role == "assistant"
     return _request(fields, body, messages, tools=_tools(fields), continue_last=is_continued)
@@ -360,7 +360,7 @@ def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
 
 def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     """Validate POST /api/generate. Raises ApiError (400) naming the field."""
-    fields = read_fields(GenerateFields, body, GENERATE_NOTES | OPTION_NOTES)
+    fields = read_fields(GenerateFields, body, GENERATE_NOTES, OPTION_NOTES)
     prompt = fields.prompt or ""
     if not prompt:
         return _request(fields, body, ())

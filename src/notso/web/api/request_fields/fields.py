@@ -133,7 +133,8 @@ class Fields(StrictFields):
     def _drop_unknown(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict) or body.keys() <= (known_names := _wire_names(cls)):
             return body
-        notes = info.context or {}
+        top, top_notes, nested_notes = info.context or (None, {}, {})
+        notes = top_notes if cls is top else nested_notes
         return {
             name: value
             for name, value in body.items()
@@ -207,6 +208,7 @@ class Note:
 
 
 Notes = dict[str, Note]
+NO_NOTES: Notes = {}
 
 
 works, inert = partial(Note, "works"), partial(Note, "inert")
@@ -249,10 +251,11 @@ _PRIORITIES = {"extra_forbidden": 2, "too_short": 1}
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 
-def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
-    """Validate a body. Raises ApiError (400) naming the field, with advice from `notes`."""
+def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes, nested: Notes = NO_NOTES) -> F:
+    """Validate a body. Raises ApiError (400) naming the field, with advice from its notes."""
+    notes = notes | nested
     try:
-        return kind.model_validate(body, context=notes)
+        return kind.model_validate(body, context=(kind, notes, nested))
     except ValidationError as error:
         raise _to_api_error(error, body, notes) from None
 

@@ -365,6 +365,7 @@ class StructuredOutputs(Fields):
     choice: Choices | None = None
     grammar: Text | None = None
     json_object: bool | None = None
+    structural_tag: None = None
 
 
 class GrammarFields(SamplingFields):

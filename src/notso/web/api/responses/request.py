@@ -191,14 +191,14 @@ class ResponseRequest(ApiRequest):
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
     """Validate a token count request. Raises the errors of `parse_response_request`."""
-    read_fields(InputTokenFields, _add_item_types(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
+    read_fields(InputTokenFields, _add_item_types(body, stored or {}), INPUT_TOKEN_NOTES, WITHIN_RESPONSE)
     return parse_response_request(body, stored)
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
     """Validate a request, resolving references from `stored`. Raises ApiError (400) naming the field."""
     typed = _add_item_types(body, stored or {})
-    fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
+    fields = read_fields(ResponseFields, typed, RESPONSE_NOTES, WITHIN_RESPONSE)
     if fields.background and fields.store is False:
         raise invalid_field("background", "background requires store")
     effort = fields.reasoning.effort if fields.reasoning else None
