@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from notso.qtensor import GGUFWriter
 from notso.smollm3 import Engine, ModelFileError, OutOfMemoryError
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.hub.registry import demo_path
+from notso.web.api.shared import listing
 from notso.web.engine.models import ModelRegistry
 
 Start = Callable[..., Any]
@@ -86,6 +88,20 @@ def ask(server: Any, model: str | None = None, **more: Any) -> str:
     answer = server.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("ns", [-(10**19), 10**24])
+def test_models_with_dates_beyond_calendar_are_listed(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, ns: int
+) -> None:
+    # Most file systems of test machines cannot store such dates.
+    dated = SimpleNamespace(stat=lambda: SimpleNamespace(st_mtime_ns=ns))
+    monkeypatch.setattr(listing, "Path", lambda path: dated)
+    server = Shelf(folder, memory=2).serve(start)
+    listed = server.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()["data"]
+    tags = server.client.get("/api/tags").json()["models"]
+    day = "1970-01-01" if ns < 0 else "9999-12-31"
+    assert {each["created_at"][:10] for each in listed} == {each["modified_at"][:10] for each in tags} == {day}
 
 
 def test_request_loads_named_model_beside_default(start: Start, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ PAGE = "page_"
 """Prefix of a cursor of Anthropic's API, returned as `next_page` and sent as `page` of the next request."""
 
 NANOSECONDS_PER_SECOND = 1_000_000_000
+# File systems store later times, which `datetime` cannot represent. The last day is left out, so that floats, which
+# round to microseconds, do not reach the year 10000.
+_LATEST_NS = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * NANOSECONDS_PER_SECOND
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _AFTER, _BEFORE = ("after", "after_id", "page"), ("before", "before_id")  # aliases
@@ -50,9 +54,9 @@ def paginate(
 
 
 def modified_ns(path: str | Path) -> int:
-    """Return a model file's modification time, or 0 if `path` is empty or there is no such file."""
+    """Return a model file's modification time, 1970 to 9999, or 0 if `path` is empty or there is no such file."""
     try:
-        return Path(path).stat().st_mtime_ns if path else 0
+        return max(0, min(Path(path).stat().st_mtime_ns, _LATEST_NS)) if path else 0
     except OSError:  # removed or moved, or no longer readable
         return 0
 
