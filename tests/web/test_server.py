@@ -259,7 +259,7 @@ def test_wildcard_address_is_not_a_host_name() -> None:
         *({"port": -1}, {"port": 65536}, {"host": ""}, {"host": "a b"}, {"api_key": "short"}, {"max_waiting_turns": 0}),
         *({"api_key": " " * 16}, {"api_key": "k" * 16 + " "}, {"api_key": "k" * 16 + "\n" + "k"}),
         *({"max_message_characters": 0}, {"max_answer_characters": 0}, {"drain_seconds": -1}, {"drain_seconds": 601}),
-        *({"send_timeout_seconds": 0}, {"send_timeout_seconds": 601}),
+        *({"send_timeout_seconds": 0}, {"send_timeout_seconds": 601}, {"keep_alive_seconds": 10**400}),
     ],
     ids=str,
 )

@@ -21,6 +21,12 @@ def test_engine_config_round_trips_through_json() -> None:
     assert EngineConfig.from_dict({}) == EngineConfig()
 
 
+@pytest.mark.parametrize("scale", [10**400, float("nan"), float("-inf")])
+def test_scale_of_adapter_must_be_finite(scale: float) -> None:
+    with pytest.raises(InvalidRequestError, match="scale of adapter a must be a number"):
+        AdapterSource("a", "file", scale)
+
+
 def test_every_setting_is_documented() -> None:
     assert EngineConfig.__doc__ is not None
     for each in fields(EngineConfig):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
@@ -162,7 +163,8 @@ class AdapterSource:
         if not isinstance(self.path, str) or not self.path:
             raise InvalidRequestError(f"adapter {self.name} has no file", param="adapters")
         object.__setattr__(self, "path", expand_home(self.path))
-        if not isinstance(self.scale, (int, float)) or not math.isfinite(self.scale):
+        # `math.isfinite` would raise OverflowError for an integer that no float can represent.
+        if not isinstance(self.scale, (int, float)) or not abs(self.scale) <= sys.float_info.max:
             raise InvalidRequestError(f"the scale of adapter {self.name} must be a number", param="adapters")
 
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -266,7 +267,8 @@ class Settings:
             raise SettingsError("an engine and its front ends require a key", setting="engine_key")
         if self.engine_api and self.engine_url is not None:
             raise SettingsError("a front end cannot serve the engine API", setting="engine_api")
-        if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
+        # `math.isfinite` would raise OverflowError for an integer that no float can represent.
+        if self.keep_alive_seconds is not None and not abs(self.keep_alive_seconds) <= sys.float_info.max:
             raise SettingsError("keep_alive_seconds must be a finite number", setting="keep_alive_seconds")
         if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
             raise SettingsError(f"valkey_url must begin with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
