@@ -1,4 +1,4 @@
-"""Shell command that installs an extra (optional dependencies), for error messages."""
+"""Shell command that installs an extra (optional dependencies), for error messages, and the installed release."""
 
 # The command names the wheel or folder from which notso was installed (WHEEL if unknown), because notso is not on a
 # package index.
@@ -8,10 +8,19 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
 from urllib.parse import unquote, urlsplit
 
 PACKAGE = "notso-smollm3-bot"
+
+
+@cache
+def installed_release() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def install_line(extra: str) -> str:

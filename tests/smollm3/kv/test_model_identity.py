@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import Engine, RequestOptions, SamplingParams
+from notso.smollm3.engine.receipts import ModelDigest
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv import model_identity
 from notso.smollm3.kv.model_identity import FILE, MAX_ENTRIES, IdentityWorker, ModelIdentity
@@ -170,6 +172,17 @@ def test_cached_prompt_survives_touch_copy_and_rename(model: Path, tmp_path: Pat
         model = model.rename(tmp_path / "other.gguf")
     with settled(model, folder) as engine:
         assert read_again(engine) == 1  # the last token, for its logits
+
+
+def test_receipt_uses_known_digest(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: ModelDigest) -> str:
+        raise AssertionError("the file was read again")
+
+    monkeypatch.setattr(ModelDigest, "compute", refuse)
+    sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
+    for _ in range(2):  # computed, then stored
+        with settled(model, tmp_path / "kv") as engine:
+            assert engine._facts(None)["model"]["sha256"] == sha256
 
 
 def test_blocks_written_before_the_digest_are_found(

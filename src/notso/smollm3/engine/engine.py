@@ -461,8 +461,9 @@ class Engine:
         return check.end()
 
     def _facts(self, adapter: Adapter | None) -> dict[str, Any]:
+        known = None if self._identity is None else self._identity.sha256
         return {
-            "model": {"name": self.info.name, "sha256": self._digest.compute()},
+            "model": {"name": self.info.name, "sha256": known or self._digest.compute()},
             "adapter": None if adapter is None else {"name": adapter.name, "sha256": adapter.digest.hex()},
             "template": {"sha256": hashlib.sha256(self._prompts.template_source.encode()).hexdigest()},
             "kv_format": self.info.kv_format,

@@ -15,10 +15,10 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from typing import Any
 
+from notso.extras import installed_release
 from notso.qtensor import GGUFFile
 from notso.smollm3.engine.request import Request, ids_digest
 from notso.smollm3.errors import EngineError, InvalidRequestError, require
@@ -72,7 +72,7 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
     record = {
         "notso_receipt": VERSION,
         "form": "open",
-        "program": _package_version(),
+        "program": installed_release(),
         "arithmetic": ARITHMETIC,
         **facts,
         "seed": request.sampler.seed,
@@ -274,13 +274,6 @@ def _validate_receipt(receipt: Any, name: str) -> dict[str, Any]:
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _package_version() -> str:
-    try:
-        return version("notso-smollm3-bot")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def receipt_replay(receipt: Mapping[str, Any]) -> Replay:

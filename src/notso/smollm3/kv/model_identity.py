@@ -62,14 +62,14 @@ class IdentityWorker:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         entries = _read(folder)
-        self._sha256 = next((each.sha256 for each in entries if each.sampled == self._sampled), None)
+        self.sha256 = next((each.sha256 for each in entries if each.sampled == self._sampled), None)
         self.identity = ModelIdentity(bytes.fromhex(self._sampled))
-        if self._sha256 is not None:
-            self.identity = _identity(self._sha256, entries)
+        if self.sha256 is not None:
+            self.identity = _identity(self.sha256, entries)
 
     def start(self, is_idle: Callable[[], bool], on_known: Callable[[ModelIdentity], None]) -> None:
         """Unless the digest is known, start a thread that computes it while `is_idle()`, then calls `on_known`."""
-        if self._sha256 is None:
+        if self.sha256 is None:
             self._thread = threading.Thread(
                 target=self._run, args=(is_idle, on_known), name="notso-model-digest", daemon=True
             )
@@ -96,7 +96,7 @@ class IdentityWorker:
             return
         entry = _Entry(self._sampled, sha256)
         _store_digest(self._folder, entry)
-        self.identity = _identity(sha256, [*_read(self._folder), entry])
+        self.sha256, self.identity = sha256, _identity(sha256, [*_read(self._folder), entry])
         on_known(self.identity)
 
     def _digest(self, is_idle: Callable[[], bool]) -> str | None:

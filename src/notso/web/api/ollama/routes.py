@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from notso.extras import installed_release
 from notso.smollm3 import Event, Message, ModelInfo
 from notso.web.api.ollama.fields import (
     SHOW_NOTES,
@@ -37,7 +38,6 @@ from notso.web.api.shared.completion import (
     new_choice,
     new_id,
     parse_arguments,
-    server_version,
 )
 from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
 from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns
@@ -200,7 +200,7 @@ async def heartbeat() -> Response:
 @discovery_router.head("/api/version", dependencies=[GUARDED])
 async def version() -> Response:
     """Return the implemented version of Ollama's API, and the server's own version."""
-    return JSONResponse({"version": API_VERSION, "notso": server_version()})
+    return JSONResponse({"version": API_VERSION, "notso": installed_release()})
 
 
 @discovery_router.get("/api/tags", dependencies=[GUARDED])

@@ -24,8 +24,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from notso.extras import installed_release
 from notso.web.api.server.compatibility import ENDPOINTS
-from notso.web.api.shared.completion import server_version
 from notso.web.edge.access import GUARDED, public
 from notso.web.edge.errors import OLLAMA_PREFIX, is_api_path
 
@@ -385,7 +385,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "notso-smollm3-bot", "version": server_version()},
+        "info": {"title": "notso-smollm3-bot", "version": installed_release()},
         "paths": paths,
         "components": {
             "schemas": definitions | {name: schema_of(spec) for name, spec in COMPONENTS.items()},

@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from notso.extras import installed_release
 from notso.smollm3 import ModelInfo, SamplingParams
 from notso.web.api.llama_cpp.request import generation_settings
-from notso.web.api.shared.completion import server_version
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import model_failed_error, model_loading_error, require_model_available
 from notso.web.edge.access import GUARDED, PUBLIC, operator_only
@@ -37,7 +37,7 @@ async def props(services: Services) -> Response:
             "model_alias": model_id(info),
             "model_path": Path(info.path).name,
             "modalities": {"vision": False, "audio": False},
-            "build_info": f"notso {server_version()}",
+            "build_info": f"notso {installed_release()}",
             "chat_template": info.chat_template,
             "bos_token": "",  # the model has no begin-of-text token
             "eos_token": info.end_token,
@@ -113,7 +113,7 @@ async def livez() -> JSONResponse:
 @router.get("/version", dependencies=[GUARDED])
 async def version() -> Response:
     """Return the server's version, in vLLM's format."""
-    return JSONResponse({"version": server_version()})
+    return JSONResponse({"version": installed_release()})
 
 
 @router.get("/load", dependencies=[GUARDED])

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from notso.extras import installed_release
 from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall, Usage
 
 IMPOSSIBLE = -9999.0
@@ -230,18 +229,10 @@ def new_id(kind: str, separator: str = "-") -> str:
     return f"{kind}{separator}{secrets.token_hex(12)}"
 
 
-@cache
-def server_version() -> str:
-    try:
-        return version("notso-smollm3-bot")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def fingerprint(info: ModelInfo) -> str:
     """Return a fingerprint of the release, model file and KV cache format."""
     # Reported as `system_fingerprint`. If it changes, the same request may get a different answer.
-    parts = (server_version(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
+    parts = (installed_release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
     digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
     return f"fp_{digest[:12]}"
 
