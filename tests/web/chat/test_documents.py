@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -368,10 +368,13 @@ def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
         assert await library.sync()
         (folder / "b.txt").write_text("changed")
         (folder / "subtitle.txt").unlink()
-        scan, read = os.scandir, Path.read_bytes
+        scan, read = os.scandir, library_module.read_regular
         with monkeypatch.context() as patched:
             patched.setattr(os, "scandir", lambda path: denied(path) if Path(path).name == "sub" else scan(path))
-            patched.setattr(Path, "read_bytes", lambda path: denied(path) if path.name == "b.txt" else read(path))
+            patched.setattr(
+                *(library_module, "read_regular"),
+                lambda path, limit: denied(path) if path.name == "b.txt" else read(path, limit),
+            )
             assert not await library.sync() and not await library.sync()
             assert sorted(each.getMessage() for each in caplog.records) == [
                 f"{name} in the document folder cannot be read at present" for name in ("b.txt", "sub")
@@ -413,6 +416,32 @@ def test_folder_sync_tries_a_file_without_space_again_after_a_deletion(
         await store.close()
 
     asyncio.run(work())
+
+
+def test_file_replaced_by_a_fifo_during_sync_is_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    find = library.find_document_files
+
+    def replace_found(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+        for path in find(root, on_error):
+            path.unlink()
+            os.mkfifo(path)
+            yield path
+
+    async def work() -> None:
+        store = SQLiteStore(tmp_path / "data")
+        await store.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "find_document_files", replace_found)
+            assert not await FolderLibrary(store.documents, folder).sync()
+        await store.close()
+
+    asyncio.run(work())
+    assert [each.getMessage() for each in caplog.records] == ["a.txt in the document folder cannot be read at present"]
 
 
 def test_folder_documents_are_usable_but_cannot_be_deleted(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from notso.documents.kinds import EXTENSIONS
 from notso.documents.page_images import PageDrawer
 from notso.documents.reading import DocumentReader
 from notso.documents.values import MAX_FILE_BYTES, UnreadableError
+from notso.text_file import read_regular
 from notso.web.engine.host import EngineHost
 from notso.web.store.documents import EVERYONE, MAX_DOCUMENTS_OF_OWNER, DocumentStore, StoredDocument
 from notso.web.store.protocol import ChatStore
@@ -171,7 +172,7 @@ class FolderLibrary:
             return False
         library, has_added = await self._store.library(EVERYONE, self.root.name or "/"), False
         for sha256, name in missing.items():
-            data = await asyncio.to_thread((self.root / name).read_bytes)
+            data = await asyncio.to_thread(read_regular, self.root / name, MAX_FILE_BYTES)
             try:
                 await self._store.add(EVERYONE, library.id, display_name(name), data)
                 has_added = True
@@ -200,7 +201,7 @@ class FolderLibrary:
                 state = (status.st_mtime_ns, status.st_size, status.st_ino)
                 file = self._files.get(name)
                 if file is None or file.state != state:
-                    file = _FileState(state, hashlib.sha256(path.read_bytes()).hexdigest())
+                    file = _FileState(state, hashlib.sha256(read_regular(path, MAX_FILE_BYTES)).hexdigest())
             except OSError as error:
                 error.filename = path
                 on_error(error)
