@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -22,7 +23,7 @@ from notso.web.tools import mcp_offers, mcp_servers
 from notso.web.tools.chat_tool import ToolContext
 from notso.web.tools.elicitation import Ask
 from notso.web.tools.mcp_config import McpServerConfig
-from notso.web.tools.mcp_servers import McpServers
+from notso.web.tools.mcp_servers import McpServer, McpServers
 from notso.web.tools.toolbox import Toolbox, ToolResult, use
 from notso.web.values.errors import SettingsError, ToolError
 from notso.web.values.settings import Settings
@@ -270,6 +271,37 @@ def test_permission_error_is_reported_only_for_explicit_path(
         assert servers.failures() == {"a": said}
 
     with_servers(work, McpServerConfig("a", str(program) if is_path else "no-such-program-anywhere"))
+
+
+def test_connection_that_ends_late_keeps_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "STOP_SECONDS", 0.01)
+
+    async def run() -> None:
+        server = McpServer(McpServerConfig("little", sys.executable, (LITTLE,)))
+        may_end, clients = asyncio.Event(), list[object]()
+
+        async def connect(transport: object, started: asyncio.Future[None], stop_requested: asyncio.Event) -> None:
+            clients.append(client := object())
+            server._client = client  # type: ignore[assignment]
+            started.set_result(None)
+            await stop_requested.wait()
+            while len(clients) == 1 or not may_end.is_set():  # the cleanup ignores cancellation
+                with contextlib.suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            raise RuntimeError("the cleanup failed")
+
+        monkeypatch.setattr(server, "_connect", connect)
+        assert await server.start()
+        first = server._task
+        assert first is not None
+        await server.stop()
+        assert await server.start()
+        may_end.set()
+        await asyncio.wait([first])
+        assert server._client is clients[1] and server.failure == ""
+        await server.stop()
+
+    asyncio.run(run())
 
 
 def test_failed_server_start_reports_reason() -> None:

@@ -141,6 +141,12 @@ class McpServer:
         _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
         for each in late:
             each.cancel()
+            await asyncio.wait([each], timeout=STOP_SECONDS)
+
+    @property
+    def _is_current_task(self) -> bool:
+        # False in the task of a stopped connection, which may end only after another connection was opened.
+        return self._task is asyncio.current_task()
 
     async def _request(
         self, operation: str, send: Callable[[Client], Awaitable[T]], ask: Ask | None = None, *, is_retry: bool = False
@@ -148,16 +154,19 @@ class McpServer:
         # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
+        client, transport = self._client, self._transport
         try:
             with self._asking(ask):
-                return await send(self._client)
+                return await send(client)
         except MCPError as error:
-            fault = self._transport.fault if self._transport is not None else ""
-            if fault == SESSION_LOST and not is_retry:
-                await self.stop()  # a request in an expired session has no effect, so it can be repeated
-                return await self._request(operation, send, ask, is_retry=True)
-            if error.code == CONNECTION_CLOSED or fault:
+            fault = transport.fault if transport is not None else ""
+            has_ended = error.code == CONNECTION_CLOSED or bool(fault)
+            if has_ended and self._client is client:  # otherwise, another request may have opened a new connection
                 await self.stop()
+            if fault == SESSION_LOST and not is_retry:  # a request in an expired session has no effect
+                return await self._request(operation, send, ask, is_retry=True)
+            if has_ended:
+                fault = transport.fault if transport is not None else ""  # may be known only after the process ended
                 self.failure = self.failure or fault or "it has exited"
                 message = f"the server {self.entry.title} exited during the {operation}: {self.failure}"
                 raise ToolError(message) from error
@@ -207,13 +216,16 @@ class McpServer:
                     await self._connect(transport, started, stop_requested)
                     return
                 except Exception as error:
+                    if not self._is_current_task:
+                        return
                     self.failure = transport.fault or _reason(error, "reached" if self.entry.url else "started")
                     if self._client is not None or not _may_support_sse(self.entry, transport):
                         break
             if not started.done():
                 started.set_exception(ToolError(self.failure))
         finally:
-            self._client = None
+            if self._is_current_task:
+                self._client = None
             if not started.done():
                 started.cancel()
 
@@ -231,11 +243,13 @@ class McpServer:
         async with Client(transport, elicitation_callback=self._elicit) as client:
             self.tools = await self._list_tools(client, transport)
             self.offers = await self._list_offers(client)
+            if not self._is_current_task:
+                return
             self._client = client
             if not started.done():
                 started.set_result(None)
             await _wait_for_any(stop_requested, transport.ended)
-            if transport.ended.is_set():
+            if transport.ended.is_set() and self._is_current_task:
                 self.failure = transport.fault or "it has exited"
 
     async def _list_tools(self, client: Client, transport: McpTransport) -> tuple[ChatTool, ...]:
