@@ -127,6 +127,26 @@ def test_odt_headings_and_tables_are_read_without_deletions() -> None:
     assert "gone" not in document.text
 
 
+def test_readings_follow_their_base_text_in_parentheses() -> None:
+    run = "<w:r><w:t>{}</w:t></w:r>"
+    word = f"<w:ruby><w:rt>{run.format('kanji')}</w:rt><w:rubyBase>{run.format('漢字')}</w:rubyBase></w:ruby>"
+    writer = "<text:ruby><text:ruby-base>漢字</text:ruby-base><text:ruby-text>kanji</text:ruby-text></text:ruby>"
+    for content, name in (
+        (docx(f"<w:p>{run.format('a')}<w:r>{word}</w:r>{run.format('b')}</w:p>"), "a.docx"),
+        (odt(f"<text:p>a{writer}b</text:p>"), "a.odt"),
+        ("<p>a<ruby>漢字<rt>kanji</rt></ruby>b".encode(), "a.html"),
+        ("<p>a<ruby>漢字<rp>[<rt>kanji<rp>]</ruby>b".encode(), "b.html"),
+        ("<p>a<ruby>漢<rt></rt>字<rt>kanji</ruby>b<ruby hidden>漢<rt>kan</ruby>".encode(), "c.html"),
+    ):
+        assert read_here(content, name).text == "a漢字(kanji)b", name
+
+
+def test_epub_switch_is_read_as_its_default() -> None:
+    case = '<epub:case required-namespace="http://www.xml-cml.org/schema">H2O</epub:case>'
+    chapter = f"<p>a</p><epub:switch>{case}<epub:default><p>water</p></epub:default></epub:switch>"
+    assert read_here(epub({"a": chapter}), "a.epub").text == "a\n\nwater"
+
+
 def test_epub_chapters_are_read_in_order() -> None:
     document = read_here(
         epub({"b.xhtml": "<h1>First</h1><p>a", "a%20b.xhtml": "<p>x"} | {"c": ""}, **{"OPS/a b.xhtml": "<p>second"}),

@@ -16,6 +16,8 @@ MAX_SPAN = 1_000  # maximum number of columns or rows that a cell spans
 _SILENT = {
     *("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
+    "rp",  # readings (`rt`) are always written in parentheses
+    "epub:case",  # an alternative of the `epub:default` after it, for programs that know another vocabulary
 }
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "param"),
@@ -23,6 +25,7 @@ _VOID = {
 _IMPLIED_ENDS = {  # innermost open elements that a start tag closes implicitly
     "p": {"p"}, "li": {"li", "p"}, "dt": {"dt", "dd", "p"}, "dd": {"dt", "dd", "p"}, "td": {"td", "th", "p"},
     "th": {"td", "th", "p"}, "tr": {"td", "th", "tr", "p"}, "option": {"option"},
+    "rt": {"rt", "rp"}, "rp": {"rt", "rp"},
 }  # fmt: skip
 _IN_HEAD = {"title", "meta", "link", "base", "style", "script", "noscript", "template"}  # other tags end the head
 _BLOCKS = {
@@ -89,7 +92,10 @@ class _Text(HTMLParser):
         while self._open and (
             self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
         ):
-            self._hidden -= self._open.pop()[1]
+            name, hides = self._open.pop()
+            if name == "rt" and not self._hidden:
+                self._end_reading()
+            self._hidden -= hides
         values = dict(attrs)
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
         if tag == "body":  # a head element that was not closed ends here
@@ -109,6 +115,8 @@ class _Text(HTMLParser):
             self._pieces.append(f"\n{'#' * int(tag[1])} ")
         elif tag == "li":
             self._pieces.append("- ")
+        elif tag == "rt":
+            self._pieces.append("(")
         elif tag == "table":
             self._tables.append(_Table(self._pieces))
             self._pieces = []
@@ -137,6 +145,8 @@ class _Text(HTMLParser):
         for name, hides in self._open[place:]:
             self._hidden -= hides
             self._verbatim -= name == "pre" and self._verbatim > 0
+            if name == "rt" and visible:
+                self._end_reading()
         del self._open[place:]
         if not visible:
             return
@@ -165,6 +175,12 @@ class _Text(HTMLParser):
             self._end_table()
         lines = [line.rstrip() for line in _join(self._pieces, 0).split("\n")]
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+
+    def _end_reading(self) -> None:
+        if self._pieces and self._pieces[-1] == "(":  # it is empty
+            self._pieces.pop()
+        else:
+            self._pieces.append(")")
 
     def _end_cell(self) -> None:
         table, text = self._tables[-1], " ".join(_join(self._pieces, 1).split())

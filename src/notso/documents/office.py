@@ -37,6 +37,12 @@ class _Page:
             self._open_blocks().append(self.prefix + text)
         self.paragraph, self.prefix = [], ""
 
+    def cut_reading(self, start: int) -> str:
+        """Remove a ruby annotation, which begins at piece `start`, and return it in parentheses."""
+        reading = "".join(self.paragraph[start:]).strip()
+        del self.paragraph[start:]
+        return reading and f"({reading})"
+
     def start_table(self) -> None:
         self.end_paragraph()
         self.tables.append([])
@@ -105,7 +111,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     """Yield the pages of an OpenDocument text, split as in `read_docx`."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
-    page, skip_depth = _Page(), 0
+    page, skip_depth, reading_start = _Page(), 0, 0
     skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles")
     for event in xml_events(archive.pieces("content.xml")):
         start = event.kind == "start"
@@ -115,6 +121,11 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             continue
         elif event.kind == "text":
             page.paragraph.append(re.sub(r"\s+", " ", event.name))
+        elif event.name == "ruby-text":
+            if start:
+                reading_start = len(page.paragraph)
+            else:
+                page.paragraph.append(page.cut_reading(reading_start))
         elif event.name in ("p", "h"):
             page.end_paragraph()
             if start and event.name == "h":
@@ -196,6 +207,7 @@ def _style_names(archive: Archive, part: str) -> dict[str, str]:
 
 def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterator[str]:
     page, skip_depth, in_text = _Page(), 0, False
+    reading, reading_start = "", 0
     for event in events:
         start = event.kind == "start"
         # A Fallback repeats the content of the Choice before it for older programs.
@@ -208,6 +220,11 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
                 page.paragraph.append(event.name)
         elif event.name == "t":
             in_text = start
+        elif event.name == "rt":  # stored before the base text
+            reading, reading_start = "" if start else page.cut_reading(reading_start), len(page.paragraph)
+        elif event.name == "ruby" and not start:
+            page.paragraph.append(reading)
+            reading = ""
         elif event.name == "p":
             page.end_paragraph()
         elif event.name == "pStyle" and start:
