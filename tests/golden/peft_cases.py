@@ -128,6 +128,12 @@ REFUSED = [
     Case("an expression that takes exponential time", {"target_modules": r"(?=(a|a)*b).*"},
          "target_modules: the expression .* is not supported"),
     Case("sets of sets", {"target_modules": r".*[a-z&&[^q]]_proj"}, "target_modules: the expression"),
+    Case("parentheses that others complete", {"target_modules": "a)|(.*_proj"}, "target_modules: the expression"),
+    Case("a rank beside parentheses", {"rank_pattern": {"a)|(b": 4}}, r"rank_pattern: the expression 'a\)\|\(b'"),
+    Case("a flag within an expression", {"alpha_pattern": {"(?i)Q_PROJ": 4}}, "alpha_pattern: the expression"),
+    Case("a possessive quantifier", {"target_modules": r".*+_proj"}, "target_modules: the expression"),
+    Case("word boundaries of Rust", {"target_modules": r".*\.\<q_proj\>"}, "target_modules: the expression"),
+    Case("repeated repetition", {"target_modules": ".**_proj"}, "target_modules: the expression"),
     Case("random numbers of missing tensors", {"init_lora_weights": False}, "q_proj: tensors are missing",
          gone=("q_proj",)),
 ]  # fmt: skip

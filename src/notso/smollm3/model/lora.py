@@ -83,6 +83,7 @@ MAX_SETTING = 1e12  # maximum rank or alpha; JSON integers can exceed the range 
 # Maximum number of entries in `rank_pattern` or `alpha_pattern` (7 matrices in each of 256 layers), and maximum length
 # of a regular expression in any setting.
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
+_FOREIGN = re.compile(r"&&|--|~~|\|\||\[[^\]]*\[|\\[<>uU]|\\b\{")
 
 # Settings that are applied.
 COMPUTED = frozenset(
@@ -260,22 +261,38 @@ def _compile_patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Calla
         raise ModelFileError(f"{key} must be an object of at most {MAX_PATTERNS:,} entries")
     if not all(map(_is_number, patterns.values())):
         raise ModelFileError(f"{key} must have numbers as values")
-    return [(_compile_expression(key, rf"(?:.*\.)?(?:{name})"), value) for name, value in patterns.items()]
+    return [(_compile_expression(key, name, at_end=True), value) for name, value in patterns.items()]
 
 
-def _compile_expression(key: str, pattern: str) -> Callable[[str], bool]:
-    # Reject nested character sets and operations on sets: Rust's expressions have them, but Python's, which PEFT uses,
-    # do not.
-    if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
+def _compile_expression(key: str, pattern: str, *, at_end: bool = False) -> Callable[[str], bool]:
+    # `at_end`: the expression may match only the last parts of a module's name, as those of `rank_pattern` in PEFT.
+    if not _has_one_meaning(pattern, *([rf"(.*\.)?({pattern})$"] if at_end else [])):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
+    whole = rf"(?:.*\.)?(?:{pattern})" if at_end else pattern
     from pydantic import StringConstraints, TypeAdapter  # imported only if needed, because it is slow
 
     # pydantic's Rust engine matches in linear time, which is necessary for expressions from untrusted files.
     try:
-        fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]).validator
+        fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{whole})\z")]).validator
     except Exception:  # pydantic_core, which defines SchemaError, is not a declared dependency
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported") from None
     return fits.isinstance_python
+
+
+def _has_one_meaning(pattern: str, *in_peft: str) -> bool:
+    # Whether Rust's expressions, if they accept the pattern, give it the meaning of Python's, which PEFT uses. Python
+    # has no operations on sets, word boundaries \< and \b{start}, or nested sets, and Rust no possessive quantifiers.
+    # Ranges of other characters than ASCII would take long to compile.
+    if len(pattern) > MAX_PATTERN_CHARACTERS or not pattern.isascii() or _FOREIGN.search(pattern):
+        return False
+    plain = re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern))  # without escapes and sets
+    if re.search(r"[*+?}]\+|\(\?[a-zA-Z-]*x", plain):
+        return False
+    try:
+        # The pattern must be valid by itself: `a)|(b` is valid only within the parentheses that are added to it.
+        return all(map(re.compile, (pattern, *in_peft)))
+    except (re.error, OverflowError, RecursionError):
+        return False
 
 
 def _first_match(patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, default: Any) -> Any:
