@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall
 from notso.web.api.shared import resumable
+from notso.web.values.errors import StorageFullError
 
 Start = Callable[..., Any]
 URL = "/v1/responses"
@@ -253,6 +254,19 @@ def test_background_response_fails_if_its_events_cannot_be_converted(
     assert failed.error.message == "no thread can be started at the moment"
     server.on_loop(lambda: server.api.resumable_streams.forget("local", begun.id))
     assert client.responses.retrieve(begun.id) == failed, "the failed response is stored"
+
+
+def test_background_response_that_cannot_be_stored_is_forgotten(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*arguments: object) -> None:
+        raise StorageFullError("the disk is full")
+
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 1000), pace_seconds=0.01)
+    server = start(engine).ready()
+    monkeypatch.setattr(server.shared.store.records, "add_unfinished_response", refuse)
+    answer = server.client.post(URL, json={"input": "Hello", "background": True})
+    assert answer.status_code >= 500 and "the disk is full" in answer.json()["error"]["message"]
+    server.wait(lambda: engine.stats().running == 0)
+    assert not server.api.background._own_ids
 
 
 def test_background_operations_on_plain_response_are_rejected(start: Start) -> None:

@@ -146,7 +146,12 @@ class BackgroundResponses:
                 headers=json.dumps(headers),
                 conversation=headers.get("x-conversation-id", ""),
             )
-            await self._shared.store.records.add_unfinished_response(unfinished, self._holder)
+            try:
+                await self._shared.store.records.add_unfinished_response(unfinished, self._holder)
+            except BaseException:
+                self._own_ids.discard(response_id)
+                stream.is_continued = lambda: False
+                raise
         self._start_task(self._save_progress(response_id, stream))
         stream.follow_task.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
 
