@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Match
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.extras import install_line
@@ -466,6 +467,8 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it to the API's format
     elif problem.status == 401:
         response = await _require_sign_in(request)
+    elif _reloads_failed_form(request, error):
+        return RedirectResponse(_page_above(request), 303)
     elif is_fragment(request):
         response = await services.pages.respond(
             request,
@@ -484,6 +487,22 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         )
     response.headers.update(headers)
     return response
+
+
+def _reloads_failed_form(request: Request, error: Exception) -> bool:
+    # After a form failed without JavaScript, the browser shows the form's address, which may accept only forms.
+    is_refused = isinstance(error, HTTPException) and error.status_code == 405
+    is_typed = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    return is_refused and is_typed and not is_fragment(request)
+
+
+def _page_above(request: Request) -> str:
+    parts = request.scope["path"].split("/")
+    for end in (3, 2):  # such as /projects/ID, then /projects; longer addresses are parts of pages
+        scope = {**request.scope, "path": "/".join(parts[:end])}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes):
+            return str(scope["path"])
+    return "/"
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import iter_route_contexts
 from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.submit import derive_title, new_chat
 from notso.web.chat.templates import TEMPLATE_DIRECTORY, human_count, human_size
 from notso.web.edge.assets import STATIC_DIRECTORY, Assets
+from notso.web.edge.errors import is_api_path
 from notso.web.values import wording
 from notso.web.values.ids import new_id
 
@@ -46,6 +48,24 @@ class Forms(HTMLParser):
 
     def find(self, ending: str) -> dict[str, Any]:
         return next(form for form in self.forms if form["action"].endswith(ending) and "text" not in form["fields"])
+
+
+def test_address_of_a_failed_form_leads_to_the_page_above(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    methods: dict[str, set[str]] = {}
+    for route in iter_route_contexts(server.app.routes):
+        methods.setdefault(route.path, set()).update(route.original_route.methods)
+    forms = [path for path, known in methods.items() if "GET" not in known and not is_api_path(path)]
+    typed, id = {"Accept": "text/html"}, new_id()
+    found = {}
+    for path in forms:
+        assert server.client.get(re.sub(r"\{\w+\}", id, path)).status_code == 405, "programs get the error"
+        answer = server.client.get(re.sub(r"\{\w+\}", id, path), headers=typed)
+        assert answer.status_code == 303, path
+        found[path] = answer.headers["location"].replace(id, "ID")
+        assert server.client.get(answer.headers["location"], headers=typed).status_code in (200, 303, 404), path
+    assert found["/operator/keys"] == "/operator" and found["/projects/{project_id}/members"] == "/projects/ID"
+    assert found["/chats/{chat_id}/messages/{message_id}/branch"] == "/chats/ID" and found["/language"] == "/"
 
 
 def test_conversation_works_without_scripts(start: Start) -> None:
