@@ -205,6 +205,24 @@ def test_long_text_answer_with_tools_is_not_begun_near_the_limit(
     assert output.permits(small_tokenizer.encode("c")[0], False, 200)
 
 
+def test_nested_text_answer_ends_with_tools_as_without(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+    """The length of tool calls does not matter after the first token of the answer."""
+    deeper, limit = small_tokenizer.encode("a")[0], 600
+    for tools in (None, [WEATHER]):
+        grammar = Grammar("lark", 'start: "a" start "b" | "c"')
+        output = structured(grammars, small_tokenizer, RequestOptions(grammar=grammar, tools=tools, thinking=False))
+        preferred = np.zeros(small_tokenizer.vocab_size, np.float32)
+        preferred[deeper] = 1
+        for left in reversed(range(limit)):
+            logits = output.restrict(preferred.copy(), False)
+            while not output.permits(token := int(logits.argmax()), False, left):
+                logits = output.narrow(logits, token, left)
+            output.consume(token, False, left)
+            if output.is_over:
+                break
+        assert output.is_over
+
+
 def test_number_in_a_call_beside_a_text_answer_is_limited(
     grammars: GrammarCompiler, small_tokenizer: Tokenizer
 ) -> None:

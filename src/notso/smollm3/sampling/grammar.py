@@ -98,6 +98,7 @@ class Matcher:
         self._tags = frozenset(tags)
         self._make_limit = limit
         self._limit: TokenLimit | None = None
+        self._first_token: int | None = None
 
     def copy(self) -> Matcher:
         copied = copy.copy(self)
@@ -139,8 +140,10 @@ class Matcher:
 
     def consume(self, token: int, left: int | None = None) -> None:
         self._matcher.consume_token(token)
+        if self._first_token is None:
+            self._first_token = token
         if self._limit is not None and left is not None:
-            self._limit.consume(token, left)
+            self._token_limit().consume(token, left)
         self._state = self._state.state_after(self._texts[token])
         self.is_json |= token in self._tags
         self._require_no_error()
@@ -168,6 +171,8 @@ class Matcher:
 
     def _token_limit(self) -> TokenLimit:
         self._limit = self._limit or self._make_limit()
+        if self._first_token is not None and self._first_token not in self._tags:
+            self._limit.exclude_calls()
         return self._limit
 
     def _require_no_error(self) -> None:

@@ -71,6 +71,7 @@ class GrammarExtent:
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
     formats: tuple[str, ...] = ()  # formats of strings
     orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: `"NAME":` -> position
+    answer: GrammarExtent | None = None  # of the answer that may be given instead of tool calls
 
     def texts(self) -> list[str]:
         """Return short texts that satisfy a string's patterns and minimum length, or its format."""
@@ -92,8 +93,10 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
         else _text_grammar_extent(str(part.get("lark_grammar", "")), is_call=has_tools and part is parts[0])
         for part in parts
     ]
+    answers = [part for part in parts if has_tools and part.get("name") == "answer"]
     return GrammarExtent(
-        _sum(extents), tuple(schemas.names), tuple(schemas.strings), tuple(schemas.formats), tuple(schemas.orders)
+        *(_sum(extents), tuple(schemas.names), tuple(schemas.strings), tuple(schemas.formats), tuple(schemas.orders)),
+        answer=grammar_extent(answers) if answers else None,
     )
 
 
@@ -304,6 +307,10 @@ class TokenLimit:
     def least_estimate(self) -> float:
         """Estimated tokens of a short answer; errs on the high side."""
         return self._extent.extent.least
+
+    def exclude_calls(self) -> None:
+        """Leave tool calls out of the estimates, because an answer was begun instead."""
+        self._extent = self._extent.answer or self._extent
 
     def distance(self, matcher: MatcherProtocol, most: int, state: JsonState) -> int | None:
         ending = self._first_ending(matcher, most, state)
