@@ -134,7 +134,7 @@ class Fields(StrictFields):
         if not isinstance(body, dict) or body.keys() <= (known_names := _wire_names(cls)):
             return body
         top, top_notes, nested_notes = info.context or (None, {}, {})
-        notes = top_notes if cls is top else nested_notes
+        notes: Notes = top_notes if cls is top else nested_notes
         return {
             name: value
             for name, value in body.items()
