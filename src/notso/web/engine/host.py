@@ -366,7 +366,7 @@ class EngineHost:
             if idle:
                 await self._unload_model(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
-            # Accept no new requests until then: if requests kept arriving, no engine would ever become idle.
+            # Meanwhile, accept no new requests: if requests kept arriving, no engine would ever become idle.
             for each in others:
                 each.leaving = True
             await self._wait_for_change()

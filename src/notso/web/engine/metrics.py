@@ -66,7 +66,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record a finished answer. Ignore a failed one, for which an argument is None."""
+        """Record a finished answer; ignore a failed one (no usage or finish reason)."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":

@@ -72,7 +72,7 @@ ModelLoader = Callable[[Path | None], ChatEngine]
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
 """Like ModelLoader, but loads the model while other engines stay loaded. The second argument is their planned memory in
-bytes. Raises OutOfMemoryError as `BesideSource` does."""
+bytes. Raises OutOfMemoryError if too little memory remains."""
 
 FileCheck = Callable[[Path | None], None]
 """Function that checks the headers of a model file. Raises NotsoError if the model cannot run."""

@@ -84,7 +84,7 @@ class _OpenAnswer:
 class EngineLink:
     """Connection to an engine. Thread-safe."""
 
-    # `when_changed` is called in the link's thread when the engine is connected, is lost or sends a different About.
+    # `when_changed` is called in the link's thread when the engine is connected or lost, or its About changes.
 
     def __init__(self, url: str, key: str, when_changed: Callable[[], None]) -> None:
         parts = urlsplit(url)
@@ -242,7 +242,7 @@ class EngineLink:
         while self._spare:
             try:
                 connection, used = self._spare.pop()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread took the last idle connection
                 break
             if time.monotonic() - used < SPARE_SECONDS and not _was_closed(connection):
                 self._in_use.add(connection)
