@@ -1,4 +1,4 @@
-"""Ids: UUIDv7 where chronological order helps, 128 random bits where ids must not be guessable."""
+"""Ids: UUIDv7 where chronological order helps, random where ids must not be guessable."""
 
 from __future__ import annotations
 

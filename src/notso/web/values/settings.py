@@ -142,7 +142,7 @@ class Settings:
         variable="NOTSO_DATA_DIR",
         after="library_disk",
     )
-    # Several servers can share this database of conversations and keys. Other files stay in data_dir.
+    # Several servers can share this database, which replaces the SQLite file in data_dir. Other files stay there.
     database_url: str | None = _setting(
         None,
         help="Store conversations in PostgreSQL instead of SQLite.",
