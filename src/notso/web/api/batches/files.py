@@ -139,7 +139,7 @@ def _read_upload(
     for part, value in _parts(kind, body):
         try:
             name, filename = str(part.get_param("name", "", header="content-disposition")), part.get_filename("file")
-        except (LookupError, ValueError, TypeError):  # as in `multipart_boundary`
+        except (LookupError, ValueError, TypeError):  # malformed headers; see `multipart_boundary`
             raise invalid_field("file", "the headers of a form field cannot be read") from None
         if name == "file":
             found = _safe_name(filename), value

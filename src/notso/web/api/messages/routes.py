@@ -175,7 +175,8 @@ class MessageSerializer(Serializer):
         return {} if self._request.management is None else {"context_management": {"applied_edits": list(applied)}}
 
     def _write_call(self, call: ToolCall, text: str) -> Iterator[bytes]:
-        # A call that is cut off has an empty input, because its arguments are not valid JSON.
+        # `feed` sets the input of a complete call. The input of a call that is cut off stays empty, because its
+        # arguments are not valid JSON.
         if not self._call_characters:
             yield from self._close_block()
             yield from self._open_block("tool_use", {"id": call.id, "name": call.name, "input": {}})

@@ -67,7 +67,7 @@ class OllamaSerializer(Serializer):
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
-        self._calls: list[dict[str, Any]] = []  # omits cut-off calls: their arguments are not JSON
+        self._calls: list[dict[str, Any]] = []  # without cut-off calls, whose arguments are not JSON
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama")
         # Sent to keep the connection alive. JSON lines have no comments (unlike SSE), so this is a line without text.
@@ -119,7 +119,7 @@ class OllamaSerializer(Serializer):
         return {"model": self._model, "created_at": self._created, **answer, "done": False}
 
     def _end(self) -> dict[str, Any]:
-        reason = "length" if self._choice.finish_reason == "length" else "stop"  # Ollama has none for tool calls
+        reason = "length" if self._choice.finish_reason == "length" else "stop"  # Ollama has no reason for tool calls
         return {"done": True, "done_reason": reason, **self._context()} | _counts(self._choice)
 
     def _context(self) -> dict[str, Any]:

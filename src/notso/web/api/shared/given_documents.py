@@ -70,7 +70,7 @@ class RequestDocuments:
 
     def __init__(self) -> None:
         self._documents: list[RequestDocument] = []
-        self._numbers: dict[str, list[int]] = {}  # by type, because a request can have thousands of documents
+        self._numbers: dict[str, list[int]] = {}  # type -> numbers; avoids searching thousands of documents
 
     def __bool__(self) -> bool:
         return bool(self._documents)
@@ -185,7 +185,7 @@ def has_quoting_fields(options: RequestOptions) -> bool:
 
 
 def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], RequestFile]]:
-    # Yields each part, and the object with the fields of its file as it is and parsed.
+    # Yields each part with a file, the object that contains the file's fields, and the RequestFile made from them.
     for name in ("messages", "input"):
         items = body.get(name)
         for at, message in enumerate(items if isinstance(items, list) else ()):

@@ -247,7 +247,7 @@ class ResumableStream:
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if no replicas are configured
         self.is_continued: Callable[[], bool] = lambda: False  # whether another process continues the unfinished answer
-        self.is_read = False  # whether events were read by number, so that their numbers must keep their meaning
+        self.is_read = False  # whether clients have read numbered events, whose numbers must then not change
         self.follow_task = asyncio.create_task(self._follow())
 
     @property
