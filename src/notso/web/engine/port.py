@@ -101,7 +101,7 @@ class ChatEngine(Protocol):
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """While the engine is idle, prefill the stable part of an unsent prompt. Raises the errors of `submit`."""
+        """While the engine is idle, prefill an unsent prompt. Raises the errors of `submit`."""
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 
