@@ -158,7 +158,7 @@ class ChatServer(uvicorn.Server):
         except BaseException:
             await shared.store.close()
             raise
-        await super().startup([])  # no sockets: uvicorn would accept connections without a limit and log each failure
+        await super().startup([])  # without sockets, on which uvicorn would accept any number of clients
         self._connection_limiter.open(sockets or [], self._create_connection)
         if self._on_ready is not None:
             self._on_ready(self._address)

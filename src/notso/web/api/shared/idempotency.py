@@ -234,8 +234,8 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 
 def _claim_key(owner: str, key: str) -> tuple[str, str]:
-    # Idempotency keys use the same claims (locks across replicas) as resumable answers. Names of
-    # conversations, which clients choose, contain no spaces, so they differ from this name.
+    # Idempotency keys use the same claims (locks across replicas) as resumable answers. The space in this name
+    # distinguishes it from the names of conversations that clients choose.
     return owner, f"idempotency-key {key}"
 
 
