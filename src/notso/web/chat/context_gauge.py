@@ -92,7 +92,7 @@ def measure_context(
         parts = dict.fromkeys(PARTS, 0) | {"history": used}
         return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers_summary, at_least=True)
     used = estimate.prompt_tokens
-    # Each part is the difference between two counts, because the template adds tokens around every message.
+    # Measure each part as the difference between two counts, because the template adds tokens around every message.
     empty_draft = replace(draft, content="", attachments=())
     without_text, without_draft = prompt(replace(draft, content="")), prompt(empty_draft)
     empty_prompt = (Message("user", ""),)

@@ -73,7 +73,7 @@ class LibraryWorker:
 
     async def watch_folder(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # a sync would delete the folder library, which may contain another server's documents
+            return  # without a folder, a sync would delete the folder library, which another server may use
         has_failed = False
         while True:
             try:

@@ -598,7 +598,7 @@ async def _branch_request(
     options: RequestOptions,
     *following: Message,
 ) -> Request:
-    # Returns the request for a branch that `following` messages extend. `options` are those that depend on its purpose.
+    # Returns the request for a branch that `following` messages extend. `options`: those that depend on the purpose.
     documents = await load_branch_documents(services, options.owner, view, choice)
     messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), *following)
     options = replace(

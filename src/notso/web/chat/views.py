@@ -27,7 +27,8 @@ from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
 LISTED_CHATS, MOST_LISTED = 100, 1000
-"""Number of chats by which the sidebar's list grows, and the list's maximum length. The page *All chats* has none."""
+"""Number of chats by which the sidebar's list grows, and the list's maximum length. The page *All chats* has no
+maximum."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
 """Names of the prompt templates offered in a new chat."""

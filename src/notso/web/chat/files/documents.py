@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
-codecs.lookup("cp437")  # zipfile decodes names with this codec, which a confined child process cannot load
+codecs.lookup("cp437")  # load the codec for zipfile's names now, because a confined child process cannot load it
 
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 100_000  # per archive

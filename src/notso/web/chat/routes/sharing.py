@@ -59,8 +59,8 @@ async def delete_link(page: Page, chat: FoundChat, _: Fields, share_id: str) -> 
 async def show_shared(page: Page, secret: str, first: First = None) -> Response:
     """Show a shared chat without reasoning. Messages added after the link was created are not shown.
 
-    If a response was edited or continued later, the new text is shown. A long chat is shown in parts: the part ends
-    before message `first` (counted from 0).
+    If a response was edited or continued later, the new text is shown. A long chat is shown in parts; the selected
+    part ends before message `first` (counted from 0).
     """
     services, store = page.services, page.store
     found = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None

@@ -138,7 +138,7 @@ async def show_tokens(
 
     Returns JSON if the request has an Accept header without text/html.
     """
-    # Tool calls divide an answer into runs, numbered from 0; the default of `run` is the last run.
+    # Runs are numbered from 0; the default of `run` is the last run.
     services, owner = page.services, page.owner
     chat = await find_chat(page, chat_id)
     message = await find_message(page, chat_id, message_id)
