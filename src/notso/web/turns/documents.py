@@ -247,7 +247,7 @@ def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[A
     for number in range(1, MAX_ATTACHMENTS + 1):
         text, document = fields.get(f"file-{number}-text", ""), fields.get(f"file-{number}-document", "")
         if not text.strip() and not document and f"file-{number}-name" not in fields:
-            continue  # a named file without text is kept: the model sees that it is empty
+            continue  # no such file; an empty file with a name is kept, so that the model sees that it is empty
         name = sanitize_line(fields.get(f"file-{number}-name", ""), MAX_NAME_CHARACTERS)
         found.append(Attachment(name or words["attachment_unnamed"].format(number=number), text.strip("\n"), document))
     if any(f"file-{MAX_ATTACHMENTS + 1}-{part}" in fields for part in ("name", "text", "document")):

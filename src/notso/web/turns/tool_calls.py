@@ -70,7 +70,7 @@ class ToolCalls:
 
     @property
     def spent(self) -> bool:
-        """Whether all rounds are used up, including the last, in which every call fails."""
+        """Whether MAX_ROUNDS rounds, and one more in which every call fails, are used up."""
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
