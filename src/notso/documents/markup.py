@@ -22,7 +22,7 @@ _SILENT = {
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "param"),
 }
-_IMPLIED_ENDS = {  # innermost open elements that a start tag closes implicitly
+_IMPLIED_ENDS = {  # start tag -> elements that it closes implicitly if they are innermost
     "p": {"p"}, "li": {"li", "p"}, "dt": {"dt", "dd", "p"}, "dd": {"dt", "dd", "p"}, "td": {"td", "th", "p"},
     "th": {"td", "th", "p"}, "tr": {"td", "th", "tr", "p"}, "option": {"option"},
     "rt": {"rt", "rp"}, "rp": {"rt", "rp"},

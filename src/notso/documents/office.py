@@ -18,7 +18,8 @@ from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
-"""Limit on the repetitions of a cell or space, and on the columns that a cell spans. Even small files can exceed it."""
+"""Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
+numbers."""
 
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
@@ -210,7 +211,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
     reading, reading_start = "", 0
     for event in events:
         start = event.kind == "start"
-        # A Fallback repeats the content of the Choice before it for older programs.
+        # For older programs, a Fallback element repeats the content of the Choice element before it.
         if event.kind != "text" and event.name in ("Fallback", "instrText", "del", "moveFrom"):
             skip_depth += 1 if start else -1
         elif skip_depth:
