@@ -26,8 +26,8 @@ logger = logging.getLogger("notso.web.connections")
 MAX_CONNECTIONS = 1024
 """Far more than one machine's model can serve. Each connection takes about 100 KiB of memory."""
 RESERVED_DESCRIPTORS = 128
-"""File descriptors kept free of client connections: for the database, model and cache files, downloads, tools, and
-connections being accepted."""
+"""File descriptors reserved for the database, model and cache files, downloads, tools, and connections being
+accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
@@ -199,7 +199,7 @@ def connection_of(scope: Scope) -> ClientConnection | None:
 
 
 class RequestPipeline:
-    """Queue of pipelined requests. It starts one request at a time, so that they do not delay ordinary requests."""
+    """Starts pipelined requests one at a time, so that they do not delay ordinary requests."""
 
     def __init__(self) -> None:
         self._waiting: deque[ClientConnection] = deque()
