@@ -351,7 +351,9 @@ def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
 ) -> None:
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
-    for name in ("a.txt", "b.txt", "sub/c.txt", "subtitle.txt"):
+    long = "/".join("x" * 99 for _ in range(3))
+    (folder / long).mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "sub/c.txt", "subtitle.txt", f"{long}/d.txt"):
         (folder / name).write_text(name)
 
     def denied(path: Path, *rest: object) -> Any:
@@ -370,21 +372,24 @@ def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
         (folder / "subtitle.txt").unlink()
         scan, read = os.scandir, library_module.read_regular
         with monkeypatch.context() as patched:
-            patched.setattr(os, "scandir", lambda path: denied(path) if Path(path).name == "sub" else scan(path))
+            closed = {folder / "sub", folder / long}
+            patched.setattr(os, "scandir", lambda path: denied(path) if Path(path) in closed else scan(path))
             patched.setattr(
                 *(library_module, "read_regular"),
                 lambda path, limit: denied(path) if path.name == "b.txt" else read(path, limit),
             )
             assert not await library.sync() and not await library.sync()
             assert sorted(each.getMessage() for each in caplog.records) == [
-                f"{name} in the document folder cannot be read at present" for name in ("b.txt", "sub")
+                f"{name} in the document folder cannot be read at present"
+                for name in ("b.txt", "sub", library_module.display_name(long))
             ]
             patched.setattr(os, "scandir", denied)
             with pytest.raises(PermissionError):
                 await library.sync()
-        assert await names() == ["a.txt", "b.txt", "sub/c.txt"]
+        shown = library_module.display_name(f"{long}/d.txt")
+        assert await names() == ["a.txt", "b.txt", "sub/c.txt", shown]
         (folder / "sub" / "c.txt").unlink()
-        assert await library.sync() and await names() == ["a.txt", "b.txt"]
+        assert await library.sync() and await names() == ["a.txt", "b.txt", shown]
         await store.close()
 
     asyncio.run(work())

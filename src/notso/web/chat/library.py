@@ -29,6 +29,7 @@ from notso.web.values.visible_text import sanitize_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
+_COMPARED_CHARACTERS = 185  # the part of a name that `display_name` never truncates
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 CHECK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
 _reported: set[Path] = set()  # folders with too many documents, each logged once
@@ -162,7 +163,10 @@ class FolderLibrary:
         stored = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in stored.items():
             # Keep documents that cannot be read at present, because computing their caches again would take long.
-            if sha256 not in in_folder and not any(f"{document.name}/".startswith(f"{each}/") for each in unreadable):
+            name = f"{document.name}/"[:_COMPARED_CHARACTERS]
+            if sha256 not in in_folder and not any(
+                name.startswith(f"{each}/"[:_COMPARED_CHARACTERS]) for each in unreadable
+            ):
                 await self._store.delete(EVERYONE, document.id)
                 self._refused.clear()
         missing = {
