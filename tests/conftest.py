@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+# Idle threads of numpy's BLAS spin, which takes CPU time from other workers. numpy reads this when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import gc
 import hashlib
 import http.server
-import os
 import random
 import signal
 import threading
@@ -69,7 +73,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     keeps an event loop running in this thread until the session ends, which makes asyncio.run fail. Workers begin with
     the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
-    items.sort(key=lambda item: ("browser" in item.path.parts, -seconds.get(item.nodeid.partition("::")[0], 0)))
+    files = [item.nodeid.partition("::")[0] for item in items]
+    rank = {file: ("/browser/" in file, -seconds.get(file, 0)) for file in {*files}}
+    items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
     marked = {item.nodeid for item in items if item.get_closest_marker("long")}
     group_of = thinned((item.nodeid for item in items), marked)
     for item in items:
