@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
@@ -48,9 +49,9 @@ WHOLE = "safety"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run few tests by default and the rest only if the page or its server has changed, because a test in a browser
     takes two CPU seconds."""
-    here, seen = Path(__file__).parent, set[Path]()
+    here, seen = str(Path(__file__).parent) + os.sep, set[Path]()
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.browser)
             name = item.path.stem.removeprefix("test_")
             if name not in BY_DEFAULT or (item.path in seen and name != WHOLE):

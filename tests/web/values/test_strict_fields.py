@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
@@ -76,25 +77,30 @@ def test_number_of_validation_errors_is_limited(body: dict[str, Any], monkeypatc
     assert counts and counts[0] < 1100
 
 
-FILES = [
-    (b"[" + b"{}," * 2_000_000 + b"{}]", "more than 50,000 messages"),
-    (b"[" + b"1," * 2_000_000 + b"1]", "more than 50,000 messages"),
-    (b'[{"role": "user", "content": [' + b"[]," * 3_000_000 + b"[]]}]", "more than 4,000,000 values"),
-    (b'[{"role": "user", "content": [' + b"1," * 5_000_000 + b"1]}]", "more than 4,000,000 values"),
-    (b'[{"role": "user", "content": ' + b"[" * 100 + b"]" * 100 + b"}]", "deeper than 64"),
-    (b"[" * 5000 + b"]" * 5000, "nested too deep"),
-    (b'[{"role": "user", "content": "x"' + b"".join(b',"%d":1' % n for n in range(300_000)) + b"}]", "messages.0"),
+FILES: list[tuple[Callable[[], bytes], str]] = [
+    (lambda: b"[" + b"{}," * 2_000_000 + b"{}]", "more than 50,000 messages"),
+    (lambda: b"[" + b"1," * 2_000_000 + b"1]", "more than 50,000 messages"),
+    (lambda: b'[{"role": "user", "content": [' + b"[]," * 3_000_000 + b"[]]}]", "more than 4,000,000 values"),
+    (lambda: b'[{"role": "user", "content": [' + b"1," * 5_000_000 + b"1]}]", "more than 4,000,000 values"),
+    (lambda: b'[{"role": "user", "content": ' + b"[" * 100 + b"]" * 100 + b"}]", "deeper than 64"),
+    (lambda: b"[" * 5000 + b"]" * 5000, "nested too deep"),
     (
-        b'{"format": "notso-chats", "version": 2, "chats": ['
-        + b",".join([b'{"messages": [' + b",".join([b"{}"] * 20_000) + b"]}"] * 3)
-        + b"]}",
+        lambda: b'[{"role": "user", "content": "x"' + b"".join(b',"%d":1' % n for n in range(300_000)) + b"}]",
+        "messages.0",
+    ),
+    (
+        lambda: (
+            b'{"format": "notso-chats", "version": 2, "chats": ['
+            + b",".join([b'{"messages": [' + b",".join([b"{}"] * 20_000) + b"]}"] * 3)
+            + b"]}"
+        ),
         "more than 50,000 messages",
     ),
 ]
 
 
-@pytest.mark.parametrize(("body", "reason"), FILES, ids=range(len(FILES)))
-def test_import_file_with_too_many_values_is_rejected(body: bytes, reason: str) -> None:
+@pytest.mark.parametrize(("make", "reason"), FILES, ids=range(len(FILES)))
+def test_import_file_with_too_many_values_is_rejected(make: Callable[[], bytes], reason: str) -> None:
     with pytest.raises(Problem) as refused:
-        validate_chats(import_process.decode_entries(import_process.encode_entries(body)), str)
+        validate_chats(import_process.decode_entries(import_process.encode_entries(make())), str)
     assert refused.value.status == 400 and reason in refused.value.sentence
