@@ -250,10 +250,11 @@ class Running:
 
     @staticmethod
     def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
+        deadline, pause = time.monotonic() + seconds, 0.005
+        while not condition():  # mostly a request to the server: longer pauses leave it the CPU during long work
             assert time.monotonic() < deadline, "timed out"
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause = min(1.3 * pause, 0.05)
 
     wait = _wait
 
