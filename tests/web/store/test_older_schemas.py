@@ -25,6 +25,12 @@ TRACE = '{"runs":[{"params":{"seed":7},"origin":"o","limit":9,"ids":[1,2],"close
 
 
 @pytest.fixture
+def emptied_database(database: str) -> str:
+    """Return a database without a schema, for `kept`."""
+    return database
+
+
+@pytest.fixture
 def older(kept: Kept, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that creates a store with an older schema and writes rows as that release did."""
 
