@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
             yield node.lineno, node.module or "", tuple(alias.name for alias in node.names)
 
 
+@cache
 def all_imports() -> list[tuple[Path, int, str, tuple[str, ...]]]:
     return [(path, *found) for path in MODULES for found in imports(path)]
 
