@@ -15,6 +15,7 @@ from notso.qtensor import CUDA, MIB, DeviceError
 from notso.qtensor.backends.cuda import driver
 from notso.smollm3 import Engine, EngineConfig, EngineError, InvalidRequestError, OutOfMemoryError, SamplingParams
 from notso.smollm3.engine import device_choice
+from notso.smollm3.engine import engine as engine_module
 from notso.smollm3.engine.input_processor import InputProcessor
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
@@ -37,6 +38,12 @@ def gpu() -> Iterator[Callable[..., None]]:
         yield set_up
         gone = left(before)  # while the driver has the test's devices
     assert gone == 0, "allocations remain on the device"
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Omit the comparison of the device with the CPU, which takes most of a load. Other tests here include it."""
+    monkeypatch.setattr(engine_module, "require_equal_results", lambda *_: None)
 
 
 def load(device: str) -> Engine:
@@ -130,6 +137,7 @@ def test_gpu_with_differing_results_is_not_used(gpu: Callable[..., None], monkey
         assert engine.info.device == "cpu" and "differs from the CPU in" in engine.info.device_note
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_lost_gpu_fails_the_answer_and_later_loads_use_cpu(gpu: Callable[..., None]) -> None:
     heard = []
     engine = load("cuda")
@@ -149,6 +157,7 @@ def test_lost_gpu_fails_the_answer_and_later_loads_use_cpu(gpu: Callable[..., No
             assert said(other) == wanted, "the bits are the same"
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_memory_plan_uses_gpu_memory(gpu: Callable[..., None]) -> None:
     gpu(memory=600 * MIB)
     with load("cuda") as engine:
