@@ -33,6 +33,8 @@ FRAGMENT = {"HX-Request": "true"}
 ODD_SERVER = str(Path(__file__).with_name("odd_mcp_server.py"))
 LITTLE = str(Path(__file__).with_name("mcp_server.py"))
 NOWHERE = ToolContext("local", "", None)  # type: ignore[arg-type]
+FIT = json.dumps([{"name": "fit", "inputSchema": {"type": "object"}}])
+"""Tools of the odd server, which starts in a tenth of the time of the small real one."""
 Use = Callable[..., Awaitable[ToolResult]]
 
 
@@ -308,13 +310,13 @@ def test_failed_server_start_reports_reason() -> None:
     entries = [
         McpServerConfig("missing", "no-such-program-anywhere"),
         McpServerConfig("over", sys.executable, ("-c", "pass")),
-        McpServerConfig("little", sys.executable, (LITTLE,)),
+        McpServerConfig("odd", sys.executable, (ODD_SERVER, FIT)),
     ]
 
     async def work(servers: McpServers, called: Use) -> None:
         failures = servers.failures()
         assert failures["missing"] == "no such program" and failures["over"] == "it exited immediately"
-        assert "little" not in failures and (await called("little__add", a=1, b=1)).text == "2"
+        assert "odd" not in failures and (await called("odd__fit")).text == "fit"
 
     with_servers(work, *entries)
 
@@ -323,14 +325,14 @@ def test_mute_server_does_not_delay_other_servers(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
     entries = [
         McpServerConfig("mute", sys.executable, ("-c", "import sys; sys.stdin.read()")),
-        McpServerConfig("little", sys.executable, (LITTLE,)),
+        McpServerConfig("odd", sys.executable, (ODD_SERVER, FIT)),
     ]
 
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures()["mute"] == "it did not respond within 0.5 s"
         monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
         assert await servers._servers[1].start()
-        assert servers.failures().keys() == {"mute"} and (await called("little__add", a=1, b=1)).text == "2"
+        assert servers.failures().keys() == {"mute"} and (await called("odd__fit")).text == "fit"
 
     with_servers(work, *entries)
 
