@@ -246,7 +246,7 @@ def clean_up_on_signals() -> Iterator[None]:
     finally:
         for each in handled:
             signal.signal(each, signal.SIG_DFL)
-        if received:  # so that the parent process sees which signal ended this one
+        if received:  # end by the same signal, so that the parent process can see it
             os.kill(os.getpid(), received[0])
 
 

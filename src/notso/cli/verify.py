@@ -190,7 +190,7 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of the published file of which this is probably a damaged copy, or None."""
+    """Return the name of the published file if the verified file is probably a damaged copy, else None."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:
