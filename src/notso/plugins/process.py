@@ -194,7 +194,7 @@ class PluginProcess:
             self.state, self.failure = "off", reason
             calls, process, connection = list(self._calls.values()), self._process, self._connection
             self._calls.clear()
-            self.ready.set()  # under the lock; otherwise, the next start could clear `ready` before this line
+            self.ready.set()  # without the lock, this line could set `ready` after the next start has cleared it
         if reason != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, reason)
         if process is not None:

@@ -17,7 +17,7 @@ LONGEST_READ_AHEAD = (1 << 31) - 1  # in bytes; macOS stores the length in a C i
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file until `unlock_and_close`. Raises BlockingIOError if already locked, or OSError."""
+    """Lock a file until `unlock_and_close`. Raises OSError, or BlockingIOError if already locked."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
