@@ -110,8 +110,8 @@ ACCESS_TABLES = (
 def copy_database(source: str, target: str) -> tuple[CopiedTable, ...]:
     """Copy a data directory or postgresql:// database to an empty one.
 
-    The copied rows are read back and compared before the commit. Raises SettingsError. Raises StorageError
-    if the target is not empty, or if either database is damaged, unreachable or in use by a server.
+    The copied rows are read back and compared before the commit. Raises SettingsError, or StorageError if the target is
+    not empty or one of the databases is damaged, unreachable or in use by a server.
     """
     return asyncio.run(_copy(source, target))
 

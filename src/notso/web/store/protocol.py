@@ -176,7 +176,7 @@ class AnswerRun:
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the engine was asked to end the reasoning at once
     origin: str = ""  # from the engine's `started` event: a digest of the prompt, model, adapter and arithmetic
-    limit: int = 0  # maximum number of tokens, from the same event
+    limit: int = 0  # from the engine's `started` event: maximum number of tokens
     ids: tuple[int, ...] = ()  # ids of the tokens so far
     closed_at: tuple[int, ...] = ()  # indices in `ids` at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run

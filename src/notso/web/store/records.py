@@ -58,7 +58,7 @@ MAX_TRIES, MAX_TRIES_BEGUN = 6, 2
 class UnfinishedResponse:
     """An unfinished response, stored so that another process can continue it.
 
-    It is abandoned after MAX_TRIES tries without progress, or after MAX_TRIES_BEGUN if it already has tokens.
+    It is abandoned after MAX_TRIES takeovers without a new token, or MAX_TRIES_BEGUN if it already has tokens.
     """
 
     id: str

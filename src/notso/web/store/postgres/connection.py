@@ -239,7 +239,7 @@ SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
 PATIENCE_SECONDS = 3.0  # maximum wait for a connection
-SHORT_PATIENCE_SECONDS = 0.5  # the same while the database does not respond, so that requests fail quickly
+SHORT_PATIENCE_SECONDS = 0.5  # maximum wait while the database does not respond, so that requests fail quickly
 RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
 HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
@@ -517,7 +517,7 @@ def _storage_error(error: psycopg.Error) -> StorageError:
 def require_session_pooling(url: str) -> None:
     """Raise StorageError if clients share server processes, as with PgBouncer's pool_mode = transaction."""
     # Session settings would then apply to the statements of other clients, and might not apply to our own.
-    for _ in range(2):  # try twice, because a busy pooler may assign two server processes by chance
+    for _ in range(2):  # twice, because a busy pooler may happen to assign different processes
         with connect(url) as one, connect(url) as other:
             pids = set()
             for connection in (one, other):

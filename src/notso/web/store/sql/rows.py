@@ -75,7 +75,7 @@ def message_from_row(row: Any) -> StoredMessage:
     )
     if message.active or all(use.is_final for use in message.tool_uses):
         return message
-    # The answer has ended, so these calls will never finish.
+    # Tool calls that were unfinished when the answer ended will never finish.
     uses = (use if use.is_final else replace(use, state="interrupted") for use in message.tool_uses)
     return replace(message, tool_uses=tuple(uses))
 

@@ -51,7 +51,7 @@ _DEPTH = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT max(k) AS depth FRO
 _NO_END = 1 << 31
 # Approximate lower bound of a message's length in a prompt. The length of attachments is divided by six, because they
 # are stored as JSON, in which one character may become six (`\u00e9`). Prompts omit a question if its answer failed and
-# is empty.
+# is empty, so `_PART` does not count such questions.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
 _IS_SUMMARY = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
 _FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"

@@ -251,7 +251,8 @@ class SQLStore(Transactions):
         *rest: object,
         **options: object,
     ) -> T | None:
-        # Calls `kind` with the chat, its defaults and the values from `load`, unless one of them does not exist.
+        # Returns the result of calling `kind` with the chat, its defaults and the values from `load`; None if the chat
+        # does not exist or `load` returns None.
         def read(db: Database) -> T | None:
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)

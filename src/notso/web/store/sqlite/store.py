@@ -323,7 +323,8 @@ class SQLiteDatabase(SQLiteStatements, Database):
         body = indexed_text(text)
         db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (found["number"], body))
 
-    # Triggers cannot remove these rows: with trusted_schema=OFF, SQLite 3.40 does not let them write to an FTS table.
+    # Triggers cannot remove rows of `texts`: with trusted_schema=OFF, SQLite 3.40 does not let triggers write to an FTS
+    # table.
     def unindex_chat(self, chat_id: str) -> None:
         self.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE chat_id = ?)", (chat_id,))
 
