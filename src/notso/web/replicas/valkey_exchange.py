@@ -158,8 +158,8 @@ class ValkeyExchange:
             return True
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        # Queue the value first, so that it is not lost if this call is canceled, and so that a call that fails late
-        # does not queue an older value than another call has stored.
+        # Queue the value first, so that it is not lost if this call is canceled. If the value were queued only after a
+        # failure, it could overwrite a newer value that another call has stored in the meantime.
         key, unsaved = f"notso:value:{name}", (value, max(1, int(seconds)))
         self._unsaved.pop(key, None)
         self._unsaved[key] = unsaved

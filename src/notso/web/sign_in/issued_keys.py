@@ -46,7 +46,7 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    # `keys remove proxy:ann` must not delete the data of a key with this name.
+    # `notso keys remove proxy:ann` must remove the user with this id, so no key may have such a name.
     is_user = name.startswith(("key:", "proxy:", "oidc:"))
     return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip() and not is_user
 
