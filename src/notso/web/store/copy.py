@@ -111,7 +111,7 @@ def copy_database(source: str, target: str) -> tuple[CopiedTable, ...]:
     """Copy a data directory or postgresql:// database to an empty one.
 
     The copied rows are read back and compared before the commit. Raises SettingsError, or StorageError if the target is
-    not empty or one of the databases is damaged, unreachable or in use by a server.
+    not empty or a database is damaged, unreachable or in use by a server.
     """
     return asyncio.run(_copy(source, target))
 
