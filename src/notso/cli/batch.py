@@ -160,8 +160,8 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # If the engine keeps failing, return its error after the answers completed so far. An exception would end the
-        # batch on all machines.
+        # If the engine keeps failing, return the answers completed so far, followed by its error. An exception would
+        # end the batch on all machines.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
         if self._has_failed:
             time.sleep(FAILED_PAUSE_SECONDS)

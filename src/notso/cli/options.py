@@ -267,7 +267,8 @@ def check_output_path(out: Path, force: bool, name: str, *, replaces: bool = Tru
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if out.is_dir():
         raise typer.BadParameter(f"{out} is a folder", param_hint=name)
-    # replaces: whether a new file replaces `out`. Replacing /dev/null or /dev/stdout would break other programs.
+    # replaces: whether `out` is replaced by a new file rather than written in place. Replacing /dev/null or /dev/stdout
+    # would break other programs.
     if replaces and out.exists() and not out.is_file():
         raise typer.BadParameter(f"{out} is not a regular file", param_hint=name)
     if not out.parent.is_dir():

@@ -196,8 +196,8 @@ def _rehearsal_rows(
     conversations = training_rows.read(shipped, training_rows.SHIPPED.name)
     conversations += training_rows.read(prompts, "--rehearse")
     # Rehearsal rows are answers of the untuned model. They are added to the training rows to limit forgetting, and they
-    # are stored for resumed runs. Stored rows may be from another model, so they are reused only if the folder has a
-    # record of a run. `trainer.train` raises an error if that run used another model.
+    # are stored for resumed runs. Stored rows may be from another model. They are reused only if the folder has a
+    # record of a run, because `trainer.train` then raises an error if that run used another model.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
     if trainer.run_start_date(folder) is not None:
         with suppress(OSError, ValueError):

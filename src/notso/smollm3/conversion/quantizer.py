@@ -29,7 +29,7 @@ def quantize(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> int:
-    """Quantize a float GGUF file or Hugging Face folder to `out`, reproducibly; return the bytes of its tensors.
+    """Quantize a float GGUF file or Hugging Face folder to `out`, reproducibly; return the tensors' size in bytes.
 
     text: name and content of a text on which to measure importance (see importance.py).
 
@@ -42,7 +42,7 @@ def quantize(
         return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
-    # Importance can be measured only on a GGUF file, so the folder is first converted to a temporary one.
+    # Importance can be measured only on a GGUF file, so the folder is first converted to a temporary GGUF file.
     floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
     try:
         convert(

@@ -78,7 +78,8 @@ class SpecialTexts:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
-# A prompt of up to this many times the token limit is encoded completely, so that the error states its exact length.
+# Prompts over the token limit are encoded completely up to this multiple of the limit, so that the error can state
+# their exact length.
 COUNTED_TIMES = 4
 BATCH_CHARACTERS = 1 << 18
 
@@ -277,8 +278,8 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
 # users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
-# Maximum size of all cached texts and ids: eight million characters of plain English, or over two million if each
-# character is a token.
+# Maximum size of all cached texts and ids. Eight million characters of plain English fit, or over two million
+# characters if each is a token.
 MOST_BYTES = 16 * 2**20
 
 

@@ -19,8 +19,8 @@ from notso.web.edge.security import HttpMiddleware
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
-# If the wall clock is set forward or back by more than this, the counters are reset. Otherwise, setting it back by an
-# hour would extend the window of one minute by an hour.
+# If the wall clock is set forward or back by more than this, the counters are reset. Without the reset, setting
+# the clock back by an hour would extend the window of one minute by an hour.
 CLOCK_JUMP_SECONDS = 5
 OTHER_ADDRESSES = "elsewhere"  # counter shared by all addresses beyond MAX_ADDRESSES
 REQUESTS, WRONG_KEYS = "requests", "wrong keys"

@@ -164,7 +164,7 @@ async def tokenizer_info(services: Services) -> Response:
 
 @router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
-    """Return the text of token ids, including control tokens, as llama-server's `content` and vLLM's `prompt`."""
+    """Return the text of token ids, with control tokens, both as `content` (llama-server) and as `prompt` (vLLM)."""
     fields, headers = await read_fields_and_headers(request, DetokenizeFields, DETOKENIZE_NOTES)
     async with serving(services) as model:
         engine = model.engine

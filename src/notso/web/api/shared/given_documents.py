@@ -38,7 +38,7 @@ _FILE_FIELDS = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents by `RequestFile.key`: the digest of the base64 text with the name, or the id of the stored file."""
+"""Parsed documents by `RequestFile.key`: the id of a stored file, or the digest of the base64 text and the name."""
 NO_FILES: Files = {}
 
 
@@ -123,7 +123,7 @@ async def read_body_with_files(
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
-    # These words look different in UTF-16 and UTF-32, so bodies with NUL bytes are always searched for files.
+    # Every file contains one of these words. In UTF-16 and UTF-32, NUL bytes separate their letters.
     if any(each in body for each in (b"base64", b"file_data", b"file_id", b"\0")):
         found = await read_body(request, lambda body: list(find_files(body)))
         if len(found) > MAX_FILES:
@@ -163,7 +163,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse an OpenAI request, replacing its files with their text.
 
-    Quoting fields (see `has_quoting_fields`) may quote these files and the last user message, named "prompt".
+    Quoting fields (see `has_quoting_fields`) may quote the files, and the last user message under the name "prompt".
     """
     api_request = parse(inline_files(body, files))
     if not has_quoting_fields(api_request.options):

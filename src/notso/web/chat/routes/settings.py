@@ -91,8 +91,8 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
     else:
         await page.store.update_chat(page.owner, chat.id, settings=settings)
         chat = await find_chat(page, chat.id)
-    # Compare with the value that the page showed, not with the stored one. After a change in a field and a click on
-    # Save, the page sends two requests. It discards the response to the first, which may have stored the change.
+    # Compare with the value that the page showed, not with the stored one. If the user edits a field and then clicks
+    # Save, the page sends two requests and shows only the second response, but the first request stored the change.
     budget_changed = project is None and is_changed("thinking_budget", form)
     if problems:  # show all input again, so that the errors can be corrected
         typed = {name: value for name, value in form.items() if name in form_values({})}

@@ -1,8 +1,8 @@
 """Inverted index of the passages of documents, and ranking by BM25.
 
-The index is an ordinary table rather than FTS5 or tsvector, for three reasons: both databases rank passages in the same
-order; word frequencies are those of the searched documents; and deleted words are erased immediately, which FTS5
-supports only since SQLite 3.42.
+The index is an ordinary table rather than FTS5 (SQLite) or tsvector (PostgreSQL), for three reasons: both databases
+then rank passages in the same order; word frequencies are counted in the searched documents only; and deleted words
+are erased immediately, which FTS5 supports only since SQLite 3.42.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from itertools import islice
 from notso.documents.passages import Passage
 from notso.web.store.sql.search_words import split_words
 
-# The usual value of B, 0.75, would rank short passages too high: passages are about equally long, and a shorter one is
-# usually the end of a page.
+# The usual value of B, 0.75, would rank short passages too high. Most passages are about equally long, and a short one
+# is not more relevant: it is usually just the end of a page.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
 MAX_POSTINGS = 300_000  # takes about a second to rank; beyond that, the most frequent words of a query are ignored
-MOST = 0xFFFF  # maximum of each field of a posting; passages beyond this index are not searchable
+MOST = 0xFFFF  # maximum of each field of a posting; passages with a higher number are not searchable
 
 
 @dataclass(frozen=True, slots=True)
