@@ -39,6 +39,7 @@ def explode(*_: Any) -> Any:
 
 
 def leave(*_: Any) -> Any:
+    os.write(2, b"out of memory\nand luck")
     os._exit(3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_printed_lines_are_logged_up_to_a_limit(started: Started, caplog: pytest
     said = caplog.text
     assert "the plugin prints printed: hello from the plugin" in said and "and on stderr" in said and "raw [2J" in said
     assert said.count("printed: ") <= process_module.MAX_PRINTED_LINES
+
+
+def test_last_words_of_a_process_are_logged(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.filters.clear()  # a server in this process may have limited repeated records
+    process = started("leaves")
+    with pytest.raises(PluginError):
+        tool(process, "leaves")
+    for thread in threading.enumerate():
+        if thread.name == "notso-plugin-leaves":
+            thread.join(60)
+    assert "the plugin leaves printed: out of memory" in caplog.text
+    assert "the plugin leaves printed: and luck" in caplog.text
 
 
 def test_every_printed_line_is_counted() -> None:

@@ -257,6 +257,7 @@ class PluginProcess:
         if readers is not None:
             readers.close()
         process.wait()
+        output_logger.log_rest(output.fileno())
         connection.close()
         output.close()
 
@@ -333,6 +334,15 @@ class _OutputLogger:
                     "the plugin %s printed: %s", self._process.name, _one_line(line.decode("utf-8", "replace"))
                 )
         return self._bytes <= MAX_PRINTED_BYTES
+
+    def log_rest(self, output: int) -> None:
+        # What is left in the pipe often tells why the process has ended. The last line may have no newline.
+        os.set_blocking(output, False)  # a process that the plugin started may still have the pipe open
+        with contextlib.suppress(OSError):
+            while (text := os.read(output, 1 << 16)) and self.log_output(text):
+                pass
+        if self._partial_line:
+            self.log_output(b"\n")
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:
