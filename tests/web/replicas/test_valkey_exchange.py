@@ -284,6 +284,40 @@ def test_number_of_values_that_wait_is_limited(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(run())
 
 
+def test_claim_that_ends_while_it_is_read_is_stored_for_the_next_holder(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        assert await there.claim("c", "first") == ""
+        get = here._client.get
+
+        async def get_after_the_end(key: str) -> Any:
+            await there._client.delete(key)
+            return await get(key)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here._client, "get", get_after_the_end)
+            assert await here.claim("c", "second") == ""
+        assert await there._client.get("notso:claim:c") == b"second"
+
+    together(valkey, play)
+
+
+def test_idle_replica_notices_that_valkey_is_reachable_after_a_claim_failed(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        async def time_out(*_: Any, **__: Any) -> None:
+            raise TimeoutError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here._client, "set", time_out)
+            assert await here.claim("c", "me") == "" and here.is_unreachable
+        await until(lambda: not here.is_unreachable)
+
+    together(valkey, play)
+
+
 def test_value_is_queued_without_waiting_for_an_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         exchange = ValkeyExchange("unix:///nowhere/valkey.sock")

@@ -138,12 +138,17 @@ class ValkeyExchange:
     async def claim(self, name: str, holder: str) -> str:
         key = f"notso:claim:{name}"
         try:
-            if not await self._client.set(key, holder, nx=True, ex=CLAIM_SECONDS):
+            while not await self._client.set(key, holder, nx=True, ex=CLAIM_SECONDS):
                 found = await self._client.get(key)
-                if found is not None and found.decode() != holder:
-                    return str(found.decode())
+                if found is not None:  # None: the claim has just ended
+                    if found.decode() != holder:
+                        return str(found.decode())
+                    break
         except FAILURES as error:
             self._mark_unreachable(error)
+            # Send something, so that an idle replica notices when the Valkey server is reachable again.
+            self._should_ring_bell = True
+            self._work.set()
         self._claims[name] = holder
         return ""
 
