@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from notso.cli import exit_codes
+from notso.cli.app import VERBS as ALL_VERBS
 from notso.cli.app import _insert_default_command, app
 from notso.plugins.errors import PluginError
 from notso.qtensor import errors as qtensor
@@ -45,6 +46,13 @@ def test_help_of_each_command_contains_examples(notso: Run, verb: str) -> None:
     assert result.out.partition("Examples:")[2].count(f"notso {verb}") >= 2
     assert len(result.out.splitlines()) <= 104
     assert max(len(line) for line in result.out.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_every_command_accepts_plain_and_debug(notso: Run, verb: str) -> None:
+    result = notso(verb, "--help")
+
+    assert "--plain" in result.out and "--debug" in result.out
 
 
 def test_quantise_is_a_hidden_alias_of_quantize(notso: Run) -> None:

@@ -31,6 +31,7 @@ def backup(
     ] = None,
     data_dir: options.DataDir = None,
     api_key_file: options.ApiKeyFile = None,
+    plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Back up all conversations and documents to one file.

@@ -71,6 +71,7 @@ def cluster(
     trust_proxy: options.TrustProxy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Ray Serve configuration and exit.")] = False,
     as_json: options.Json = False,
+    plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Run replicas of the server under Ray Serve.

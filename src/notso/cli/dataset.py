@@ -49,6 +49,7 @@ def dataset(
     force: options.Force = False,
     data_dir: options.DataDir = None,
     api_key_file: options.ApiKeyFile = None,
+    plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Export conversations as a fine-tuning dataset.

@@ -22,6 +22,7 @@ def store(
         typer.Argument(metavar="TO", help="Target, whose database must be empty: data directory or postgresql:// URL."),
     ],
     as_json: options.Json = False,
+    plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Migrate conversations between SQLite and PostgreSQL.
