@@ -90,9 +90,10 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
 def _download_backup(server: str, key: str, target: Path) -> None:
     import ssl
     from http.client import HTTPException
-    from urllib.error import URLError
+    from urllib.error import HTTPError, URLError
 
-    from notso.web.values.errors import WebError
+    from notso.web.store.protocol import BACKUP_ELSEWHERE
+    from notso.web.values.errors import StorageError, WebError
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if not server.startswith(("http://", "https://")):
@@ -102,7 +103,11 @@ def _download_backup(server: str, key: str, target: Path) -> None:
             shutil.copyfileobj(answer, out)
             announced = answer.headers.get("Content-Length")
     except (URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError, ValueError) as error:
-        reason = error.reason if type(error) is URLError else error
+        code = error.code if isinstance(error, HTTPError) else 0
+        if code == 501:  # the server stores its conversations in PostgreSQL
+            raise StorageError(f"{server} returned no backup: {BACKUP_ELSEWHERE}") from error
+        cause = error.reason if type(error) is URLError else error
+        reason = "an operator's API key is required (--api-key-file)" if code in (401, 403) else cause
         raise WebError(f"{server} returned no backup: {getattr(reason, 'strerror', None) or reason}") from error
     # `copyfileobj` raises no error if the connection is closed early.
     if announced not in (None, str(target.stat().st_size)):

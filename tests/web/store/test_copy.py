@@ -199,6 +199,13 @@ def test_copy_to_a_nonempty_target_is_refused(tmp_path: Path, database: str) -> 
     assert copy_database(database, str(tmp_path / "after")) == first
 
 
+def test_copy_to_the_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    in_directory(tmp_path, fill)
+    for target in (tmp_path, tmp_path / "." / ".." / tmp_path.name):
+        assert run_command_line(["store", "copy", str(tmp_path), str(target)]) == exit_codes.FAILED
+        assert "the source and the target are the same" in capsys.readouterr().err
+
+
 def test_target_with_only_keys_counts_as_nonempty(tmp_path: Path, database: str) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)

@@ -158,6 +158,24 @@ class TruncatedBackup(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"), [(501, "pg_dump"), (401, "--api-key-file"), (403, "--api-key-file"), (502, "502")]
+)
+def test_refused_backup_names_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int, reason: str
+) -> None:
+    class Refusal(TruncatedBackup):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+    with HTTPServer(("127.0.0.1", 0), Refusal) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        code = run_command_line(["backup", str(tmp_path / "out"), "--from", f"http://127.0.0.1:{server.server_port}"])
+        thread.join()
+    assert code == 1 and reason in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("verb", ["backup", "dataset"])
 def test_truncated_download_fails_and_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str

@@ -117,7 +117,10 @@ def copy_database(source: str, target: str) -> tuple[CopiedTable, ...]:
 
 
 async def _copy(source: str, target: str) -> tuple[CopiedTable, ...]:
-    from_store, to_store = _chat_store_at(source, must_exist=True), _chat_store_at(target)
+    from_store = _chat_store_at(source, must_exist=True)
+    if source == target or (not is_postgres(target) and Path(source).resolve() == Path(target).resolve()):
+        raise StorageError("the source and the target are the same; choose another target")
+    to_store = _chat_store_at(target)
     async with from_store.exclusive_use(), to_store.exclusive_use():
         return await _copy_in_transaction(from_store, to_store, TABLES, lambda: _copy_access(source, target))
 
