@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,21 @@ def test_second_signal_ends_server_immediately(process: Callable[..., Process]) 
     again = process()
     assert 'data-state="running"' in again.client.get(chat).text, "the next process resumes the answer"
     again.wait_for("word word", chat)
+
+
+def test_request_canceled_by_second_signal_gets_503(process: Callable[..., Process]) -> None:
+    first = process(drain_seconds=60.0)
+    with ThreadPoolExecutor(1) as other:
+        body = {"messages": [{"role": "user", "content": "5000"}]}
+        asked = other.submit(first.client.post, "/v1/chat/completions", json=body)
+        first.wait_for("notso_num_requests_running 1.0", "/metrics")
+        first.process.send_signal(signal.SIGTERM)
+        first.wait_for("stopping", "/health")
+        first.process.send_signal(signal.SIGTERM)
+        answer = asked.result(60)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json()["error"]["message"] == "The server is stopping."
+    assert "Traceback" not in first.end()[1]
 
 
 def test_second_signal_requests_immediate_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
 from notso.web.edge.base_path import BasePath
-from notso.web.edge.errors import ApiEdge, ApiError, is_api
+from notso.web.edge.errors import ApiEdge, ApiError, CanceledRequests, is_api
 from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
@@ -265,6 +265,7 @@ def create_app(
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
             Middleware(ApiEdge),
+            Middleware(CanceledRequests),
             Middleware(PageLanguage),
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),

@@ -5,12 +5,14 @@ Middleware and exception handlers also return plain-text errors, which ApiEdge c
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import ContextLengthError, InvalidRequestError, NotsoError, OutOfMemoryError, TemplateError
@@ -192,6 +194,28 @@ class ApiEdge:
             await send(message)
 
         await self._app(scope, receive, send_as_api)
+
+
+class CanceledRequests:
+    """ASGI middleware that responds with 503 if the end of the server cancels a request before its response begins."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = scope["type"] != "http"
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except asyncio.CancelledError:
+            if not has_begun:  # uvicorn would send a 500
+                await PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})(scope, receive, send)
+            raise
 
 
 def is_api(scope: Scope) -> bool:
