@@ -25,7 +25,14 @@ from scripted_engine import IMPORTABLE, ScriptedEngine
 from notso.web.app import create_app
 from notso.web.server import LAST_RESORT_SECONDS, ChatServer, listen, page_url, serve
 from notso.web.store.sqlite.connection import DirectoryLock
-from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
+from notso.web.values.errors import (
+    AddressInUseError,
+    DataDirectoryBusyError,
+    SettingsError,
+    StorageError,
+    UnsafeBindError,
+    WebError,
+)
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 
@@ -137,6 +144,17 @@ def test_sigterm_finishes_short_answer_and_rejects_new_ones(process: Callable[..
     assert 'data-state="done"' in page and page.count("word ") >= 19
 
 
+def test_closed_terminal_ends_server_like_sigterm(process: Callable[..., Process], tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    first = process(drain_seconds=100.0)
+    first.ask(20)
+    for _ in range(2):  # the shell and the kernel may both send the signal
+        first.process.send_signal(signal.SIGHUP)
+        first.wait_for("stopping", "/health")
+    (tmp_path / "hold").unlink()
+    assert first.end() == (0, "the server is stopping: SIGHUP\nsaved\n")
+
+
 def test_shutdown_leaves_long_answer_to_next_process(process: Callable[..., Process]) -> None:
     first = process(drain_seconds=0.5)
     chat = first.ask(5000)
@@ -243,6 +261,12 @@ def test_unavailable_address_raises_address_in_use_error(tmp_path: Path) -> None
         listen(Settings(host="192.0.2.1", api_key="k" * 16))
     with pytest.raises(AddressInUseError):
         listen(Settings(host="no-such-host.invalid", api_key="k" * 16))
+
+
+def test_unusable_data_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=f"the data directory {tmp_path / 'file'} cannot be used"):
+        DirectoryLock(tmp_path / "file")
 
 
 def test_busy_data_directory_raises_typed_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,9 @@ import logging
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from types import FrameType
 
@@ -46,7 +47,7 @@ def serve(
     plugins: Plugins | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; return after everything is saved.
+    """Serve until SIGINT, SIGTERM or SIGHUP; return after everything is saved.
 
     `on_ready` is called in the server's thread with the page's URL once the page responds, even if the engine is still
     loading. After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
@@ -208,7 +209,23 @@ class ChatServer(uvicorn.Server):
             send_seconds=self._notso_app.state.parts.shared.settings.send_timeout_seconds,
         )
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn handles only SIGINT and SIGTERM. If SIGHUP is ignored, as under nohup, it stays ignored.
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            is_handled = before is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+            if is_handled:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                if is_handled:
+                    signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._stop_signal and sig == signal.SIGHUP:  # a shell may repeat it when its terminal is closed
+            return
         # A second signal stops the server at once. This is safe, because acknowledged data is already on disk.
         settings = self._notso_app.state.parts.shared.settings
         if self._stop_signal:
