@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine
 from notso.smollm3 import (
     ContextLengthError,
     EngineError,
+    EngineLostError,
     Grammar,
     InvalidRequestError,
     OutOfMemoryError,
@@ -352,6 +353,7 @@ def test_engine_errors_map_to_api_errors() -> None:
         (InvalidRequestError("x", param="seed"), 400, "invalid_value"),
         (TemplateError("x"), 400, "template_error"),
         (EngineError("x"), 500, "engine_error"),
+        (EngineLostError("x"), 503, "engine_lost"),
         (OutOfMemoryError("x", needed_bytes=2, available_bytes=1), 507, "out_of_memory"),
         (ZeroDivisionError("a path or a prompt"), 500, "internal_error"),
     ]

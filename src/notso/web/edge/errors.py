@@ -15,7 +15,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.smollm3 import ContextLengthError, InvalidRequestError, NotsoError, OutOfMemoryError, TemplateError
+from notso.smollm3 import (
+    ContextLengthError,
+    EngineLostError,
+    InvalidRequestError,
+    NotsoError,
+    OutOfMemoryError,
+    TemplateError,
+)
 from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, is_thread_shortage
 from notso.web.values.request_id import request_id
 
@@ -115,6 +122,8 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(503, "storage_failed", str(error), retry_after_seconds=5)
         case RuntimeError() if is_thread_shortage(error):
             return ApiError(503, "overloaded", "no thread can be started at the moment", retry_after_seconds=5)
+        case EngineLostError():  # a GPU failed, or a front end lost its engine: the next engine can serve the request
+            return ApiError(503, "engine_lost", str(error), retry_after_seconds=5)
         case NotsoError():
             return ApiError(500, "engine_error", str(error))
         case _:
