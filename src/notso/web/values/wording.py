@@ -80,7 +80,7 @@ PLURALS: dict[str, tuple[int, Callable[[int], int]]] = {
     "ko": (1, lambda n: 0),
     "zh-Hans": (1, lambda n: 0),
 }
-"""Plural rules for integers by language, based on CLDR: how many forms exist, and a function that returns the form of n."""
+"""Plural rules for integers by language, based on CLDR: the number of forms, and a function that returns n's form."""
 TWO_FORMS: tuple[int, Callable[[int], int]] = (2, lambda n: n != 1)
 
 
