@@ -71,7 +71,7 @@ from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
 from notso.web.edge.base_path import BasePath
-from notso.web.edge.errors import ApiEdge, ApiError, CanceledRequests, is_api
+from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, is_api
 from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
@@ -480,6 +480,10 @@ async def _show_problem(request: Request, error: Exception) -> Response:
             moved=problem.moved,
             chat=request.path_params.get("chat_id"),
         )
+    elif isinstance(error, HTTPException) and "text/html" not in request.headers.get("accept", ""):
+        # Not a browser, but probably an API client with a wrong base URL, which would show its user the page's HTML.
+        code = CODES.get(problem.status, "invalid_value")
+        response = JSONResponse(ApiError(problem.status, code, problem.sentence).body, problem.status)
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:
         response = page
     else:

@@ -90,6 +90,24 @@ def test_key_error_uses_anthropic_format_with_version_header(start: Start) -> No
     assert answer.json()["type"] == "error"
 
 
+@pytest.mark.parametrize("path", ["//v1/chat/completions", "/openai/v1/chat/completions", "/lora-adapters"])
+def test_errors_outside_the_api_are_json_except_for_browsers(server: Any, path: str) -> None:
+    """API clients with a wrong base URL show their users the response."""
+    answer = server.client.post(server.address + path, json={"messages": HELLO}, headers={"accept": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    answer = server.client.put("/settings", json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    answer = server.client.get(server.address + path, headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 404 and answer.text.startswith("<!doctype html>")
+
+
+def test_trailing_slash_is_redirected_with_relative_address(server: Any) -> None:
+    """Behind a proxy that terminates TLS, an absolute address would have the scheme http."""
+    answer = server.client.post("/v1/chat/completions/?a=b", json={"messages": HELLO})
+    assert (answer.status_code, answer.headers["location"]) == (307, "/v1/chat/completions?a=b")
+    assert server.client.get("/v1/models/").json() == server.client.get("/v1/models").json()
+
+
 def test_props_include_template_and_special_tokens(server: Any) -> None:
     props = server.client.get("/props").json()
     assert {"chat_template", "bos_token", "eos_token"} <= set(props)

@@ -52,20 +52,21 @@ class BasePath(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         base = self._base_of(scope)
-        if not base:
-            await self._app(scope, receive, send)
-            return
-        base_path.set(base)
         raw: bytes = scope["raw_path"]
-        if raw == base.encode() or raw.startswith(base.encode() + b"/"):
-            scope.update(path=scope["path"][len(base) :] or "/", raw_path=raw[len(base) :] or b"/")
+        if base:
+            base_path.set(base)
+            if raw == base.encode() or raw.startswith(base.encode() + b"/"):
+                scope.update(path=scope["path"][len(base) :] or "/", raw_path=raw[len(base) :] or b"/")
 
         async def send_prefixed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                if message["status"] == 307:  # the router redirects paths such as /chats/ to absolute URLs
+                if message["status"] == 307:
+                    # The router redirects paths such as /chats/ to absolute URLs, which lack the base path and, behind
+                    # most proxies, the scheme https.
                     headers["location"] = urlsplit(headers["location"])._replace(scheme="", netloc="").geturl()
-                _prefix_headers(base, headers)
+                if base:
+                    _prefix_headers(base, headers)
             await send(message)
 
         await self._app(scope, receive, send_prefixed)

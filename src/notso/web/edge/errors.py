@@ -157,7 +157,7 @@ PATHS = frozenset(
 )
 """API paths that begin with none of PREFIXES."""
 
-_CODES = {
+CODES = {
     401: "invalid_api_key",
     403: "cross_site",
     404: "not_found",
@@ -241,7 +241,7 @@ def _is_plain(message: Message) -> bool:
 
 def _convert_error(start: Message, text: bytes, scope: Scope) -> bytes:
     status: int = start["status"]
-    error = ApiError(status, _CODES.get(status, "internal_error"), text.decode("utf-8", "replace").strip())
+    error = ApiError(status, CODES.get(status, "internal_error"), text.decode("utf-8", "replace").strip())
     body = json.dumps(error.body_for(scope), ensure_ascii=False).encode()
     headers = MutableHeaders(scope=start)
     headers["content-type"] = "application/json"

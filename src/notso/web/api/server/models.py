@@ -140,6 +140,8 @@ async def list_models(request: Request, services: Services) -> Response:
 @router.get("/v1/models/{name:path}", dependencies=[GUARDED])
 async def show_model(request: Request, services: Services, name: str) -> Response:
     """Describe a model by any of its names."""
+    if not name:
+        return await list_models(request, services)
     choice = await resolve_model_choice(services, name)
     for listed, entry in await _entries(services):
         if listed == choice:
