@@ -3,6 +3,7 @@ demand."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -468,6 +469,31 @@ def test_strict_fields_accepts_default_values_and_caller_metadata(start: Start) 
         assert answer.status_code == 400 and next(iter(fields)) in answer.text
     answer = server.client.post("/v1/messages/count_tokens", json={"messages": HELLO, "speed": "fast"})
     assert answer.json()["error"]["param"] == "speed"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a{}b😀"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a{}b😀"}], "max_tokens": 20}),
+        ("/v1/responses", {"input": "a{}b😀"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a{}b😀"}]}),
+    ],
+)
+@pytest.mark.parametrize("escape", [r"\u0000", r"\ud83d", r"\ude00"])
+def test_nul_and_lone_surrogates_are_replaced_and_reported(
+    start: Start, path: str, body: dict[str, Any], escape: str
+) -> None:
+    """Agents send such results of tools again with every later request, so an error would end their session."""
+    engine = ScriptedEngine(lambda messages, thinking: say("So."))
+    server = start(engine).ready()
+    headers = {"content-type": "application/json"}
+    answer = server.client.post(path, content=json.dumps(body).replace("{}", escape), headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[IGNORED] == "invalid characters"
+    assert engine.requests[-1].messages[-1].content == "a\N{REPLACEMENT CHARACTER}b😀"
+    answer = server.client.post(path, content=json.dumps({"{}": 1}).replace("{}", escape), headers=headers)
+    assert answer.status_code == 400 and "lone surrogate" in answer.text
 
 
 def test_count_tokens_reports_ignored_fields(start: Start) -> None:

@@ -40,6 +40,23 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises ApiError (400) for anything else, including NaN, infinities, integers beyond 64 bits, duplicate keys, text
     with NUL or lone surrogates, and bodies that exceed LIMITS.
     """
+    value = _parse(body)
+    if _is_suspect(body) and _repair(value) != value:
+        raise _invalid_text()
+    return value
+
+
+def parse_repaired(body: bytes) -> tuple[dict[str, Any], bool]:
+    """Parse like `parse_object`, but replace NUL and lone surrogates in values; return whether there were any.
+
+    Agents repeat binary output and truncated texts in every later request, so refusing them would end the session.
+    """
+    value = _parse(body)
+    repaired = _repair(value) if _is_suspect(body) else value
+    return repaired, repaired != value
+
+
+def _parse(body: bytes) -> dict[str, Any]:
     if body.startswith(_BYTE_ORDER_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _to_utf8(body)
     try:
@@ -55,9 +72,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise _invalid_json(f"the body is nested more than {MAX_DEPTH} levels deep") from None
     if not isinstance(value, dict):
         raise _invalid_json("the body must be a JSON object")
-    if _SUSPECT_ESCAPE.search(body) or b"\x00" in body:
-        _check_texts(value)
     return value
+
+
+def _is_suspect(body: bytes) -> bool:
+    return _SUSPECT_ESCAPE.search(body) is not None or b"\x00" in body
 
 
 def _to_utf8(body: bytes) -> bytes:
@@ -68,16 +87,14 @@ def _to_utf8(body: bytes) -> bytes:
         raise _invalid_json(f"the body {error}") from None
 
 
-def _check_texts(value: object) -> None:
-    if isinstance(value, str) and _UNFIT.search(value):
-        raise ApiError(400, "invalid_text", "a string in the body contains a NUL or a lone surrogate")
+def _repair(value: Any) -> Any:
+    if isinstance(value, str):
+        return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):
-        for key, item in value.items():
-            _check_texts(key)
-            _check_texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_texts(item)
+        if any(map(_UNFIT.search, value)):
+            raise _invalid_text()
+        return {key: _repair(item) for key, item in value.items()}
+    return [_repair(item) for item in value] if isinstance(value, list) else value
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -105,6 +122,7 @@ def _constant(name: str) -> NoReturn:
 
 
 _invalid_json = partial(ApiError, 400, "invalid_json")
+_invalid_text = partial(ApiError, 400, "invalid_text", "a string in the body contains a NUL or a lone surrogate")
 
 
 _DECODER = json.JSONDecoder(
@@ -358,6 +376,8 @@ def to_printable(text: str) -> str:
 
 MAX_HINTS = 1024
 """Maximum number of hints reported per request."""
+REPAIRED = "invalid characters"
+"""Name under which `parse_repaired`'s replacements are reported."""
 
 
 @dataclass(frozen=True, slots=True)

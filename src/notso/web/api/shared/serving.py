@@ -21,11 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import (
+    REPAIRED,
     Notes,
     RequestHint,
     find_hints,
     invalid_field,
     parse_object,
+    parse_repaired,
     read_fields,
     reject_hints,
 )
@@ -95,7 +97,14 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
         require_json(request)
     body = await request.body()
     shared = api_services(request).shared
-    parsed = await shared.large_work.run(lambda: parse(parse_object(body)), len(body), owner_of(request))
+
+    def parse_body() -> tuple[T, bool]:
+        content, is_repaired = parse_repaired(body)
+        return parse(content), is_repaired
+
+    parsed, is_repaired = await shared.large_work.run(parse_body, len(body), owner_of(request))
+    if is_repaired and isinstance(parsed, ApiRequest):
+        parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
     if shared.settings.strict_fields and isinstance(parsed, ApiRequest):
