@@ -98,6 +98,41 @@ def test_messages_of_every_role_are_parsed() -> None:
     assert (tool.role, tool.tool_call_id, tool.content) == ("tool", "c1", "4")
 
 
+def test_calls_of_other_servers_are_accepted() -> None:
+    """Some servers leave ids empty, and some programs send arguments as an object and results without content."""
+    calls = [
+        {"id": "", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}},
+        {"id": None, "index": 999, "function": {"name": "add", "arguments": []}},
+        {"index": "1", "function": {"name": "add"}},
+    ]
+    results = [{"tool_call_id": ""}, {"tool_call_id": None, "content": None, "name": ""}, {"content": []}]
+    request = ask(messages=[{"role": "assistant", "tool_calls": calls}, *({"role": "tool"} | each for each in results)])
+    assistant, *tools = request.messages
+    assert [call.arguments for call in assistant.tool_calls] == ['{"a": 1}', "", ""]
+    assert [tool.content for tool in tools] == ["", "", ""]
+    assert not request.hints
+
+
+def test_reasoning_parts_of_other_servers_are_left_out() -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]},
+        {"type": "reasoning", "text": "Hm"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "So."},
+    ]
+    request = ask(messages=[{"role": "assistant", "content": parts}, *HELLO])
+    assert request.messages[0].content == "So." and not request.messages[0].reasoning_content
+    assert [hint.name.rpartition(".")[2] for hint in request.hints] == ["thinking", "text", "data"]
+
+
+def test_empty_values_count_as_omitted() -> None:
+    """Programs send them for empty input fields."""
+    request = ask(model="", stop=["", "end", ""])
+    assert request.params[0].stop == ("end",) and ask(stop="") == ask()
+    assert replace(request, model=None) == ask(stop=["end"])
+    assert ask(stream_options={"include_usage": True}).options == ask().options  # usage is part of whole responses
+
+
 def test_trailing_assistant_message_sets_continue_last() -> None:
     assert ask(messages=[*HELLO, {"role": "assistant", "content": "Once upon"}]).options.continue_last
 
@@ -197,7 +232,7 @@ INVALID = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"content": "x"}]}, "messages.0.role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+    ({"messages": [{"role": "tool", "content": 5}]}, "messages.0.content"),
     ({"messages": HELLO * 2049}, "messages"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": True}, "temperature"),
@@ -221,7 +256,7 @@ INVALID = [
     ({"seed": 1.5}, "seed"),
     ({"tools": [TOOL] * 129}, "tools"),
     ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": {"include_usage": 5}}, "stream_options.include_usage"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),

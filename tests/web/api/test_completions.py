@@ -137,7 +137,7 @@ REFUSED = [
     ({"prompt": "x " * 5000}, "context_length_exceeded", "prompt"),
     ({"prompt": "x", "messages": [{}]}, "unsupported_parameter", "messages"),
     ({"prompt": "x", "tools": [{}]}, "unsupported_parameter", "tools"),
-    ({"prompt": "x", "stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+    ({"prompt": "x", "stream_options": {"include_usage": 5}}, "invalid_value", "stream_options.include_usage"),
 ]
 
 

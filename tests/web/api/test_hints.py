@@ -115,6 +115,35 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"speed": "standard", "user_profile_id": "p", "workspace_id": "w"}, "user_profile_id, workspace_id"),
 ]
 
+# Fields without effect are accepted with values of any type. PHP, for instance, writes empty objects as [].
+OF_ANY_TYPE: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"user": 5, "metadata": []}, "user, metadata"),
+    ("/v1/chat/completions", {"metadata": "m", "safety_identifier": {"a": 1}}, "metadata, safety_identifier"),
+    (
+        "/v1/chat/completions",
+        {"store": "false", "service_tier": 5, "prediction": []},
+        "store, service_tier, prediction",
+    ),
+    ("/v1/chat/completions", {"id_slot": "0", "n_keep": "0", "mirostat_tau": "5"}, "id_slot, n_keep, mirostat_tau"),
+    ("/v1/chat/completions", {"prompt_cache_options": True, "user": "x" * 999}, "prompt_cache_options, user"),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "x", "name": ""},
+                {"role": "assistant", "content": "x", "annotations": {}, "provider_specific_fields": []},
+                {"role": "assistant", "content": "x", "reasoning_details": "Hm."},
+                {"role": "user", "content": "x", "name": 5},
+            ]
+        },
+        "messages.name, messages.annotations, messages.provider_specific_fields, messages.reasoning_details",
+    ),
+    ("/v1/responses", {"user": 5, "client_metadata": []}, "user, client_metadata"),
+    ("/v1/messages", {"metadata": [], "diagnostics": "on"}, "metadata, diagnostics"),
+    ("/v1/completions", {"truncation_length": "4096", "early_stopping": "never"}, "truncation_length, early_stopping"),
+    ("/api/chat", {"truncate": 1, "options": {"num_ctx": [4096]}}, "truncate, options.num_ctx"),
+]
+
 PARSERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "/v1/chat/completions": (parse_chat_request, {"messages": HELLO}),
     "/v1/responses": (parse_response_request, {"input": "Hello"}),
@@ -126,6 +155,7 @@ ROWS = [
     *(("/v1/chat/completions", *row) for row in CHAT),
     *(("/v1/responses", *row) for row in RESPONSES),
     *(("/v1/messages", *row) for row in MESSAGES),
+    *OF_ANY_TYPE,
     ("/v1/completions", {"user": "u", "echo": False, "odd": ""}, "user, odd"),
     (
         "/api/chat",
@@ -380,8 +410,8 @@ def test_answers_of_other_servers_are_accepted_as_history() -> None:
     [
         ("/v1/chat/completions", {"role": "user", "content": 5}, "messages.3.content"),
         ("/v1/chat/completions", {"role": "user"}, "messages.3.content"),
-        ("/v1/chat/completions", {"role": "assistant", "tool_calls": [CALL, {}]}, "messages.3.tool_calls.1.id"),
-        ("/v1/chat/completions", {"role": "user", "content": "x", "audio": 5, "name": 5}, "messages.3.name"),
+        ("/v1/chat/completions", {"role": "assistant", "tool_calls": [CALL, {}]}, "messages.3.tool_calls.1.function"),
+        ("/v1/chat/completions", {"role": "assistant", "audio": 5, "refusal": 5}, "messages.3.refusal"),
         ("/v1/messages", {"role": "user", "content": [{"type": "text", "text": 1}]}, "messages.3.content.0.text"),
         (
             "/v1/messages",

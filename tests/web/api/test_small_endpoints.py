@@ -108,6 +108,12 @@ def test_trailing_slash_is_redirected_with_relative_address(server: Any) -> None
     assert server.client.get("/v1/models/").json() == server.client.get("/v1/models").json()
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_empty_model_name_selects_default_model(server: Any, path: str) -> None:
+    answer = server.client.post(path, json={"model": "", "messages": HELLO, "stream": False})
+    assert answer.status_code == 200 and answer.json()["model"].startswith("scripted")
+
+
 def test_props_include_template_and_special_tokens(server: Any) -> None:
     props = server.client.get("/props").json()
     assert {"chat_template", "bos_token", "eos_token"} <= set(props)

@@ -69,7 +69,7 @@ async def find_model(host: EngineHost, registry: ModelRegistry | None, requested
     # Candidates, in this order: the default model, its adapters, installed files and their adapters, former default
     # models and their adapters, the family name. An adapter of the default model is skipped if an installed file has
     # the same name, so that the adapter never hides a model.
-    if requested is None:
+    if not requested:  # some programs send an empty name if none is configured
         return ModelChoice()
     name = requested.lower()
     info = host.default.info

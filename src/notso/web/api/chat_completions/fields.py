@@ -28,6 +28,7 @@ from notso.web.api.request_fields.fields import (
     EFFORTS,
     MAX_PARTS,
     STRICT_TOOL,
+    Arguments,
     Content,
     Effort,
     Fields,
@@ -49,6 +50,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     schema_grammar,
     strict_tool_names,
+    to_arguments_text,
     validate_tool_choice,
     works,
 )
@@ -59,7 +61,6 @@ from notso.web.api.request_fields.sampling_fields import (
     WITHIN_SAMPLING,
     GrammarFields,
     Whole,
-    check_stream_options,
     get_by_alias,
     read_grammar,
     to_sampling_params,
@@ -72,7 +73,14 @@ BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens",
 """Aliases of one field."""
 Budget = Annotated[Whole, Field(ge=NO_BUDGET)]
 
-AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+class ReasoningPart(Fields):
+    """Reasoning in an answer of another server; left out of the prompt."""
+
+    type: Literal["thinking", "redacted_thinking", "reasoning"]
+
+
+AnswerPart = Annotated[TextPart | RefusalPart | ReasoningPart, Field(discriminator="type")]
 
 
 class SystemMessage(Fields):
@@ -92,20 +100,20 @@ class UserMessage(Fields):
 
 
 class CalledFunction(Fields):
-    """The function of a past call. `arguments` is JSON, possibly cut off."""
+    """The function of a past call."""
 
     name: Name
-    arguments: Text | None = None
+    arguments: Arguments | None = None
 
 
 class Call(Fields):
-    """A past tool call."""
+    """A past tool call. The prompt does not contain its id, which some servers leave empty."""
 
-    id: Name
+    id: Label | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
     # Clients send this field if they have copied the call from the chunks of a stream.
-    index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None
+    index: Any = None
 
 
 class AssistantMessage(Fields):
@@ -127,12 +135,12 @@ class AssistantMessage(Fields):
 
 
 class ToolMessage(Fields):
-    """A tool's result; `tool_call_id` identifies the call."""
+    """A tool's result, of the call named by `tool_call_id`. Without `content`, it is empty."""
 
     role: Literal["tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-    tool_call_id: Name
-    name: Name | None = None
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    tool_call_id: Label | None = None
+    name: Label | None = None
 
 
 AnyMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -278,7 +286,7 @@ class ChatFields(GrammarFields):
     prompt_cache_retention: Annotated[Label | None, Hint(done=("",))] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
     metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",), is_checked=True)] = None
     prediction: Annotated[dict[str, Any] | None, Hint()] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -410,7 +418,6 @@ class ChatRequest(ApiRequest):
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Validate a chat completion. Raises ApiError (400) naming the field."""
     fields = read_fields(ChatFields, body, CHAT_NOTES, WITHIN_CHAT)
-    check_stream_options(fields)
     messages = tuple(_message(message) for message in fields.messages)
     thinking, budget = _thinking(fields)
     top_logprobs = _top_logprobs(fields)
@@ -571,13 +578,21 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
     return validate_tool_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 
+def _without_reasoning(content: Sequence[AnswerPart]) -> list[TextPart | RefusalPart]:
+    return [part for part in content if not isinstance(part, ReasoningPart)]
+
+
 def _message(message: AnyMessage) -> Message:
     if isinstance(message, AssistantMessage):
         calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
+            ToolCall(call.id or "", call.function.name, to_arguments_text(call.function.arguments))
+            for call in message.tool_calls or ()
         )
-        text = join_text(message.content) or message.refusal or ""
-        return Message("assistant", text, message.reasoning_content or message.reasoning, calls)
+        content = message.content or ""
+        text = content if isinstance(content, str) else join_text(_without_reasoning(content))
+        return Message(
+            "assistant", text or message.refusal or "", message.reasoning_content or message.reasoning, calls
+        )
     if isinstance(message, ToolMessage):
         return Message("tool", join_text(message.content), tool_call_id=message.tool_call_id)
     return Message("user" if message.role == "user" else "system", join_text(message.content))

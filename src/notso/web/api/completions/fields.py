@@ -30,7 +30,6 @@ from notso.web.api.request_fields.sampling_fields import (
     GrammarFields,
     TokenIds,
     Whole,
-    check_stream_options,
     get_by_alias,
     read_grammar,
     to_sampling_params,
@@ -104,7 +103,6 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     """Validate a text completion. Raises ApiError (400) naming the field."""
     _check_prompts(body.get("prompt"))
     fields = read_fields(TextFields, body, TEXT_NOTES, WITHIN_SAMPLING)
-    check_stream_options(fields)
     prompts = to_prompts(fields.prompt)
     if not all(prompts):
         raise invalid_field("prompt", "prompt is empty", "empty_prompt")

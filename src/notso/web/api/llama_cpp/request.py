@@ -44,7 +44,6 @@ from notso.web.api.request_fields.sampling_fields import (
     WITHIN_SAMPLING,
     GrammarFields,
     Whole,
-    check_stream_options,
     get_by_alias,
     read_grammar,
     to_sampling_params,
@@ -207,7 +206,6 @@ class NativeRequest(ApiRequest):
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     """Validate a completion. Raises ApiError (400) naming the field."""
     fields = read_fields(NativeFields, body, NATIVE_NOTES, WITHIN_NATIVE)
-    check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
         raise invalid_field("prompt", f"prompt may contain at most {MAX_PROMPTS} prompts")
@@ -219,12 +217,10 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     max_tokens = get_by_alias(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
     needs_tokens = bool(fields.stream or fields.return_tokens or n_probs)
-    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     plain = fields.model_copy(
         update={
             "n": get_by_alias(fields, "n", "n_cmpl"),
             "seed": None if fields.seed == SHOWN_RANDOM_SEED else fields.seed,
-            "stop": [each for each in stops or () if each] or None,  # llama.cpp ignores empty strings
             "logit_bias": None,
         }
     )

@@ -14,9 +14,11 @@ from notso.web.api.request_fields.fields import (
     EFFORTS,
     MAX_PARTS,
     STRICT_TOOL,
+    Arguments,
     Effort,
     Fields,
     Hint,
+    Label,
     Name,
     Notes,
     Text,
@@ -91,7 +93,7 @@ class ClearThinking(Fields):
 class Compact(Fields):
     """Summarization of long conversations; accepted, but not performed."""
 
-    type: Annotated[Literal["compact_20260112"], Hint()]
+    type: Annotated[Literal["compact_20260112"], Hint(is_checked=True)]
     trigger: InputTokens | None = None
     instructions: Text | None = None
     pause_after_compaction: bool | None = None
@@ -341,7 +343,7 @@ class ToolUseBlock(Fields):
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: dict[str, Any] | Text | None = None
+    input: Arguments | None = None
     cache_control: CacheControl | None = None
     caller: Annotated[dict[str, Any] | None, Hint(done=({"type": "direct"},))] = None
 
@@ -504,7 +506,7 @@ class CountFields(Fields):
     """The body of POST /v1/messages/count_tokens."""
 
     messages: Annotated[list[AnyTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    model: Name | None = None
+    model: Label | None = None
     system: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     thinking: AnyThinking | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -513,7 +515,7 @@ class CountFields(Fields):
     output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
-    speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
+    speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",), is_checked=True)] = None
     user_profile_id: Annotated[Name | None, DESCRIBES_CALLER] = None
     workspace_id: Annotated[Name | None, DESCRIBES_CALLER] = None
 

@@ -60,6 +60,7 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     schema_grammar,
     strict_tool_names,
+    to_arguments_text,
     validate_tool_choice,
 )
 from notso.web.api.request_fields.sampling_fields import create_sampling_params, read_parameters, sampling_names
@@ -451,7 +452,9 @@ def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, *, keep
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
     calls = tuple(
-        ToolCall(block.id, block.name, _input(block.input)) for block in turn.content if isinstance(block, ToolUseBlock)
+        ToolCall(block.id, block.name, to_arguments_text(block.input))
+        for block in turn.content
+        if isinstance(block, ToolUseBlock)
     )
     texts = []
     for block in turn.content:
@@ -461,10 +464,6 @@ def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, *, keep
             texts.append(block.content)
     joined = "\n".join(reasoning) or None
     return Message("assistant", "\n".join(texts), joined, calls, keep_reasoning=keeps_reasoning and joined is not None)
-
-
-def _input(value: dict[str, Any] | str | None) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value or ""
 
 
 def _result(block: ToolResultBlock, documents: RequestDocuments, files: Files) -> Message:

@@ -13,8 +13,10 @@ from pydantic import BeforeValidator, Field
 from notso.smollm3 import MAX_TOP_LOGPROBS, Grammar, Message, RequestOptions, SamplingParams, Tool, ToolCall
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
+    Arguments,
     Fields,
     Hint,
+    Label,
     Name,
     Notes,
     Text,
@@ -28,6 +30,7 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     refused,
     schema_grammar,
+    to_arguments_text,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import (
@@ -139,11 +142,11 @@ Role = Annotated[
 
 
 class PastFunction(Fields):
-    """The function of a past call; its arguments are an object."""
+    """The function of a past call."""
 
     name: Name
-    arguments: dict[str, Any] | None = None
-    index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None
+    arguments: Arguments | None = None
+    index: Any = None
     description: Annotated[str, Field(max_length=65_536)] | None = None
 
 
@@ -185,7 +188,7 @@ class OllamaTool(Fields):
 class AnswerFields(Fields):
     """Fields shared by /api/chat and /api/generate."""
 
-    model: Name | None = None
+    model: Label | None = None
     stream: bool | None = None
     think: Think | None = None
     format: Format | None = None
@@ -219,7 +222,7 @@ class GenerateFields(AnswerFields):
 class ShowFields(Fields):
     """The body of POST /api/show."""
 
-    model: Name | None = None
+    model: Label | None = None
     name: Name | None = None
     verbose: bool | None = None
 
@@ -227,7 +230,7 @@ class ShowFields(Fields):
 class EmbedFields(Fields):
     """The body of POST /api/embed."""
 
-    model: Name | None = None
+    model: Label | None = None
     input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS, fail_fast=True)] | None = None
     truncate: bool | None = None
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
@@ -238,7 +241,7 @@ class EmbedFields(Fields):
 class EmbeddingFields(Fields):
     """The body of POST /api/embeddings."""
 
-    model: Name | None = None
+    model: Label | None = None
     prompt: Text | None = None
     options: OptionFields | None = None
     keep_alive: Annotated[KeepAlive | None, Hint()] = None
@@ -464,7 +467,7 @@ def _message(message: OllamaMessage) -> Message:
                 ToolCall(
                     call.id or f"call_{index}",
                     call.function.name,
-                    json.dumps(call.function.arguments or {}, ensure_ascii=False),
+                    to_arguments_text(call.function.arguments or {}),
                 )
                 for index, call in enumerate(message.tool_calls or ())
             )

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
@@ -197,6 +207,16 @@ class RefusalPart(Fields):
         return self.refusal
 
 
+Arguments = Text | dict[str, Any] | Annotated[list[Any], Field(max_length=0)]
+"""Arguments of a past call: JSON text, possibly cut off, or an object, which PHP and Lua write as [] if it is empty."""
+
+
+def to_arguments_text(arguments: Arguments | None) -> str:
+    if isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    return arguments if isinstance(arguments, str) else ""
+
+
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
@@ -223,6 +243,20 @@ class Note:
     @property
     def is_accepted(self) -> bool:
         return self.state in ("works", "inert", "hint")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return _OF_ANY_TYPE.__get_pydantic_core_schema__(source, handler) if self.state == "hint" else handler(source)
+
+
+def _validate_or_ignore(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    # A field without effect is never a reason to refuse a request. None makes `find_hints` report the field.
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+_OF_ANY_TYPE = WrapValidator(_validate_or_ignore)
 
 
 Notes = dict[str, Note]
@@ -386,6 +420,10 @@ class Hint:
 
     done: tuple[Any, ...] = ()  # values that are not ignored, because the server behaves as they request
     describes_caller: bool = False  # the field only describes the caller, and is accepted even with --strict-fields
+    is_checked: bool = False  # values that do not match the field's type are refused
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler(source) if self.is_checked else _OF_ANY_TYPE.__get_pydantic_core_schema__(source, handler)
 
 
 DESCRIBES_CALLER = Hint(describes_caller=True)

@@ -219,7 +219,7 @@ class StreamOptions(Fields):
 class SamplingFields(UnsupportedSamplerFields):
     """Sampling fields; the engine checks most ranges."""
 
-    model: Name | None = None
+    model: Label | None = None
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = None
     n_predict: Whole | None = None
@@ -312,6 +312,8 @@ def to_sampling_params(
 
 def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) -> SamplingParams:
     """Create engine parameters, omitting None. Raises ApiError (400) with the API's field name."""
+    # Empty stop strings are ignored, as in llama.cpp. Programs send them for empty input fields.
+    values = {**values, "stop": tuple(filter(None, values.get("stop") or ())) or None}
     chosen = {name: value for name, value in values.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
@@ -326,11 +328,6 @@ def get_by_alias(fields: BaseModel, *names: str) -> Any:
         if value != found[0][1]:
             raise invalid_field(name, f"{found[0][0]} and {name} are aliases: use only one")
     return found[0][1] if found else None
-
-
-def check_stream_options(fields: SamplingFields) -> None:
-    if not fields.stream and fields.stream_options is not None:
-        raise invalid_field("stream_options", "stream_options requires stream: true")
 
 
 def _wrap_seed(seed: int) -> int:

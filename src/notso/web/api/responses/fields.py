@@ -169,7 +169,8 @@ class WebSearchTool(Fields):
     """Server-side web search, which is ignored, because it is not available."""
 
     type: Annotated[
-        Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"], Hint()
+        Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"],
+        Hint(is_checked=True),
     ]
     external_web_access: bool | None = None
     filters: dict[str, Any] | None = None
@@ -240,7 +241,7 @@ class TextConfig(Fields):
     """Answer format."""
 
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",), is_checked=True)] = None
 
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -250,8 +251,8 @@ class Reasoning(Fields):
     """Reasoning options."""
 
     effort: Literal["none"] | Effort | None = None
-    summary: Annotated[Summary | None, Hint()] = None
-    generate_summary: Annotated[Summary | None, Hint()] = None
+    summary: Annotated[Summary | None, Hint(is_checked=True)] = None
+    generate_summary: Annotated[Summary | None, Hint(is_checked=True)] = None
     context: Literal["auto", "current_turn"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -273,7 +274,7 @@ class InputTokenFields(Fields):
     """The body of POST /v1/responses/input_tokens."""
 
     input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    model: Name | None = None
+    model: Label | None = None
     instructions: Text | None = None
     previous_response_id: Label | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -293,7 +294,10 @@ class ResponseFields(InputTokenFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
-        Hint(done=([], [LOGPROBS], [SEARCH_RESULTS], [LOGPROBS, SEARCH_RESULTS], [SEARCH_RESULTS, LOGPROBS])),
+        Hint(
+            done=([], [LOGPROBS], [SEARCH_RESULTS], [LOGPROBS, SEARCH_RESULTS], [SEARCH_RESULTS, LOGPROBS]),
+            is_checked=True,
+        ),
     ] = None
     store: bool | None = None
     background: bool | None = None
@@ -310,7 +314,9 @@ class ResponseFields(InputTokenFields):
     prompt_cache_retention: Annotated[Name | None, Hint()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
     prompt: None = None
-    context_management: Annotated[Annotated[list[Compaction], Field(max_length=8)] | None, Hint(done=([],))] = None
+    context_management: Annotated[
+        Annotated[list[Compaction], Field(max_length=8)] | None, Hint(done=([],), is_checked=True)
+    ] = None
     moderation: None = None
 
 

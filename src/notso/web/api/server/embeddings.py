@@ -16,7 +16,6 @@ from notso.web.api.request_fields.fields import (
     Fields,
     Hint,
     Label,
-    Name,
     Notes,
     Text,
     find_hints,
@@ -54,7 +53,7 @@ class EmbeddingFields(Fields):
 
     input: Inputs | None = None
     content: Inputs | None = None
-    model: Name | None = None
+    model: Label | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
     embd_normalize: Literal[2] | None = None

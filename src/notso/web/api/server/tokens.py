@@ -13,7 +13,7 @@ from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import (
     Fields,
-    Name,
+    Label,
     Notes,
     RequestHint,
     Text,
@@ -57,7 +57,7 @@ class TokenizeFields(Fields):
     with_pieces: bool | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
-    model: Name | None = None
+    model: Label | None = None
     messages: list[Any] | None = None  # parsed as a chat completion, with the other _CHAT_FIELDS
     tools: list[Any] | None = None
     add_generation_prompt: bool | None = None

@@ -26,7 +26,6 @@ from notso.web.api.request_fields.fields import (
     RequestHint,
     find_hints,
     invalid_field,
-    parse_object,
     parse_repaired,
     read_fields,
     reject_hints,
