@@ -280,3 +280,17 @@ def test_log_rate_limit_applies_to_all_server_loggers() -> None:
 def test_keep_alive_client_can_repeat_requests(shared: Any) -> None:
     with httpx.Client(base_url=shared.address) as client:
         assert [client.get("/livez").status_code for _ in range(3)] == [200] * 3
+
+
+def test_offered_upgrade_to_http_2_is_ignored_without_a_warning(shared: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Java's HTTP client makes this offer with every request."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAABAAMAAABk"}
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    with caplog.at_level(logging.WARNING):
+        assert shared.client.post("/v1/chat/completions", json=body, headers=offer).status_code == 200
+    assert not caplog.records
+
+
+def test_malformed_request_has_error_code_of_its_status(shared: Any) -> None:
+    line = request(shared, "POST /v1/chat/completions HTTP/1.1", "Content-Length: 4", "Transfer-Encoding: chunked")
+    assert b'"code": "invalid_value"' in shared.raw(line + b"0\r\n\r\n")

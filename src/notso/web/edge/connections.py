@@ -267,6 +267,10 @@ class ClientConnection(H11Protocol):
             return
         self._start_header_timer()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        # Java's HTTP client offers HTTP/2 with every request. uvicorn would log the advice to install WebSockets.
+        pass
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.flow.read_paused and len(self.conn.trailing_data[0]) > MAX_BYTES_AHEAD:

@@ -158,6 +158,7 @@ PATHS = frozenset(
 """API paths that begin with none of PREFIXES."""
 
 CODES = {
+    400: "invalid_value",
     401: "invalid_api_key",
     403: "cross_site",
     404: "not_found",
