@@ -60,3 +60,13 @@ def test_tool_choice_and_strict_apply_only_to_offered_tools() -> None:
 
 def test_no_tools_are_offered_when_all_are_deferred() -> None:
     assert asked(tools=TOOLS[:1]).options.tools is None
+
+
+def test_deferred_tools_do_not_count_toward_the_limit_of_tools() -> None:
+    """Agents list the tools of all MCP servers."""
+    many = [tool(f"f{number}", defer_loading=True) for number in range(1_000)]
+    assert [each["function"]["name"] for each in asked(tools=[*TOOLS, *many]).options.tools] == ["search", "read"]
+    for tools in ([tool(f"f{number}") for number in range(129)], [tool(f"f{number}") for number in range(1_025)]):
+        with pytest.raises(ApiError) as refused:
+            asked(tools=tools)
+        assert refused.value.param == "tools"

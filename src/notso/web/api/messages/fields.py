@@ -27,7 +27,7 @@ from notso.web.api.request_fields.fields import (
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, Whole, sampling_notes, with_sampling
 
 DEFAULT_TRIGGER = 100_000
 """Prompt tokens above which old tool results are cleared, if the request sets no `trigger`."""
@@ -36,6 +36,8 @@ CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
 
 MAX_EDITS = 8
+MAX_LISTED_TOOLS = 1024
+"""Maximum number of tools, including deferred ones: Claude Code lists the tools of all MCP servers."""
 
 Amount = Annotated[int, Field(ge=0)]
 
@@ -509,7 +511,7 @@ class CountFields(Fields):
     model: Label | None = None
     system: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     thinking: AnyThinking | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -547,7 +549,9 @@ COUNT_NOTES: Notes = {
         "`display`: `omitted` leaves the thinking block empty; `summarized` returns the full reasoning",
         "use enabled, adaptive or disabled",
     ),
-    "tools": works("up to 128 functions with schemas of up to 32 levels"),
+    "tools": works(
+        "up to 128 functions with schemas of up to 32 levels; with those of `defer_loading`, up to 1,024 functions"
+    ),
     "tool_choice": works(
         "`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use` true: at most one call per response"
     ),

@@ -63,7 +63,12 @@ from notso.web.api.request_fields.fields import (
     to_arguments_text,
     validate_tool_choice,
 )
-from notso.web.api.request_fields.sampling_fields import create_sampling_params, read_parameters, sampling_names
+from notso.web.api.request_fields.sampling_fields import (
+    MAX_TOOLS,
+    create_sampling_params,
+    read_parameters,
+    sampling_names,
+)
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.given_documents import (
     NO_FILES,
@@ -337,7 +342,10 @@ def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
     deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
     found = (block.tool_name for turn in fields.messages if deferred for block in _references(turn))
     loaded = [deferred[name] for name in dict.fromkeys(found) if name in deferred]
-    return [*(tool for tool in fields.tools or () if not tool.defer_loading), *loaded]
+    tools = [*(tool for tool in fields.tools or () if not tool.defer_loading), *loaded]
+    if len(tools) > MAX_TOOLS:
+        raise invalid_field("tools", f"tools has more than {MAX_TOOLS} functions that are not deferred")
+    return tools
 
 
 def _references(turn: AnyTurn) -> Iterator[ToolReference]:
