@@ -392,6 +392,29 @@ def test_invalid_tool_call_arguments_in_history_are_accepted(arguments: str | No
     assert asked.messages[1].tool_calls[0].arguments == (arguments or "")
 
 
+@pytest.mark.parametrize("id", ["", "x" * 1108])
+def test_ids_of_other_servers_may_be_empty_or_long(id: str) -> None:
+    """Gateways put the state of their models in ids."""
+    call = {"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": id, "content": "x"}]
+    assert parse_chat_request({"messages": turns}).messages[1].tool_calls[0].id == id
+    own = {"role": "assistant", "tool_calls": [{"id": id, "function": {"name": "f", "arguments": {}}}]}
+    assert parse_ollama_chat({"messages": [*HELLO, own, {"role": "tool", "tool_call_id": id, "content": "x"}]})
+    blocks = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id}]},
+    ]
+    assert parse_message_request({"messages": [*HELLO, *blocks], "max_tokens": 5}).messages[2].tool_call_id == id
+    items = [
+        *HELLO,
+        {"type": "reasoning", "id": id, "summary": []},
+        {"type": "message", "id": id, "role": "assistant", "content": "x"},
+        {"type": "function_call", "id": id, "call_id": id, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "id": id, "call_id": id, "output": "x"},
+    ]
+    assert parse_response_request({"input": items}).messages[-1].tool_call_id == id
+
+
 def test_answers_of_other_servers_are_accepted_as_history() -> None:
     spoken = {"role": "assistant", "content": None, "refusal": "I must not.", "reasoning": "Hm", "tool_calls": []}
     answer = parse_chat_request({"messages": [*HELLO, spoken, *HELLO]}).messages[1]

@@ -33,6 +33,7 @@ from notso.web.api.request_fields.fields import (
     Effort,
     Fields,
     Hint,
+    Id,
     Label,
     Name,
     Notes,
@@ -107,9 +108,9 @@ class CalledFunction(Fields):
 
 
 class Call(Fields):
-    """A past tool call. The prompt does not contain its id, which some servers leave empty."""
+    """A past tool call. Its id is not part of the prompt."""
 
-    id: Label | None = None
+    id: Id | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
     # Clients send this field if they have copied the call from the chunks of a stream.
@@ -139,7 +140,7 @@ class ToolMessage(Fields):
 
     role: Literal["tool"]
     content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    tool_call_id: Label | None = None
+    tool_call_id: Id | None = None
     name: Label | None = None
 
 

@@ -18,6 +18,7 @@ from notso.web.api.request_fields.fields import (
     Effort,
     Fields,
     Hint,
+    Id,
     Label,
     Name,
     Notes,
@@ -343,7 +344,7 @@ class ToolUseBlock(Fields):
     """A past call. `input` is a text if its JSON was cut off."""
 
     type: Literal["tool_use"]
-    id: Name
+    id: Id
     name: Name
     input: Arguments | None = None
     cache_control: CacheControl | None = None
@@ -365,7 +366,7 @@ class ToolResultBlock(Fields):
     """A tool's result."""
 
     type: Literal["tool_result"]
-    tool_use_id: Name
+    tool_use_id: Id
     content: Text | Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None

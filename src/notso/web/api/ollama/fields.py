@@ -16,6 +16,7 @@ from notso.web.api.request_fields.fields import (
     Arguments,
     Fields,
     Hint,
+    Id,
     Label,
     Name,
     Notes,
@@ -153,7 +154,7 @@ class PastFunction(Fields):
 class PastCall(Fields):
     """A past tool call."""
 
-    id: Annotated[str, Field(max_length=256)] | None = None
+    id: Id | None = None
     type: Literal["function"] | None = None
     function: PastFunction
 
@@ -166,7 +167,7 @@ class OllamaMessage(Fields):
     thinking: Text | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    tool_call_id: Id | None = None
     images: EmptyList | None = None
 
 

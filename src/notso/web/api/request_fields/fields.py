@@ -145,6 +145,7 @@ MAX_SCHEMA_DEPTH = 32
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, because some clients send empty strings
+Id = Text  # of a past call or item; empty on some servers, and over a thousand characters long on others
 
 
 class Fields(StrictFields):

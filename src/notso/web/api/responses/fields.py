@@ -16,6 +16,7 @@ from notso.web.api.request_fields.fields import (
     Effort,
     Fields,
     Hint,
+    Id,
     Label,
     Name,
     Note,
@@ -71,7 +72,7 @@ class MessageItem(Fields):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
     content: ItemContent
-    id: Name | None = None
+    id: Id | None = None
     status: Status = None
     phase: Literal["commentary", "final_answer"] | None = None
 
@@ -88,7 +89,7 @@ class ReasoningItem(Fields):
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
-    id: Name | None = None
+    id: Id | None = None
     content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     encrypted_content: Annotated[Text | None, Hint(done=("",))] = None
     status: Status = None
@@ -98,11 +99,11 @@ class CallItem(Fields):
     """A past call."""
 
     type: Literal["function_call"]
-    call_id: Name
+    call_id: Id
     name: Name
     arguments: Text
     namespace: Name | None = None
-    id: Name | None = None
+    id: Id | None = None
     status: Status = None
 
 
@@ -110,9 +111,9 @@ class CallOutputItem(Fields):
     """A tool's result."""
 
     type: Literal["function_call_output"]
-    call_id: Name
+    call_id: Id
     output: Text | Parts
-    id: Name | None = None
+    id: Id | None = None
     status: Status = None
 
 
@@ -120,7 +121,7 @@ class SearchCallItem(Fields):
     """A past search, whose passages are no longer in the prompt."""
 
     type: Literal["file_search_call"]
-    id: Name | None = None
+    id: Id | None = None
     queries: list[Any] | None = None
     results: list[Any] | None = None
     status: Literal["in_progress", "searching", "completed", "incomplete", "failed"] | None = None
@@ -130,7 +131,7 @@ class WebSearchCallItem(Fields):
     """A past web search by another server. Its results are left out of the prompt."""
 
     type: Literal["web_search_call"]
-    id: Name | None = None
+    id: Id | None = None
     action: dict[str, Any] | None = None
     status: Literal["in_progress", "searching", "completed", "failed"] | None = None
 
