@@ -203,6 +203,33 @@ def test_narrower_grammars_accept_only_valid_values(
     assert all(valid(schema, value) for value in taken)
 
 
+def test_null_keywords_count_as_absent() -> None:
+    """Go, Java and C# write absent keywords as null."""
+    empty = {"required": None, "enum": None, "items": None, "format": None, "$ref": None, "oneOf": None, "not": None}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": {"type": "string", **empty}, **empty | {"items": {"type": "string"}}},
+            "enum": {"enum": [None, 1], "default": None, "description": None},
+            "const": {"const": None},
+        },
+        **empty | {"required": ["a"]},
+        "$defs": None,
+    }
+    plain = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": {"type": "string"}},
+            "enum": {"enum": [None, 1]},
+            "const": {"const": None},
+        },
+        "required": ["a"],
+    }
+    assert enforced_schema(schema, "grammar") == enforced_schema(plain, "grammar")
+    with pytest.raises(InvalidRequestError, match="/properties/items must be a schema"):
+        enforced_schema({"properties": {"items": None}}, "grammar")
+
+
 def test_keywords_without_effect_are_reported() -> None:
     schema = {
         "title": "described",

@@ -13,7 +13,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.schemas.negation import Schema
-from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
+from notso.smollm3.sampling.schemas.rewriting import DATA, MAX_DEPTH, SchemaRewriter
 from notso.smollm3.sampling.schemas.simplifying import MANY, MAX_PATTERN_PROPERTIES, NAMED, ONE
 from notso.smollm3.strict_json import refuse_constant
 
@@ -86,13 +86,34 @@ def enforced_schema(document: object, param: str) -> EnforcedSchema:
     """Rewrite a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
-    rewriter = SchemaRewriter(document, param)
+    rewriter = SchemaRewriter(_without_null_keywords(document), param)
     schema, definitions = rewriter.rewrite_document()
     if schema is False:
         raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
     rewritten: dict[str, Any] = {**({} if schema is True else schema)}
     _check_size(rewritten, definitions, param)
     return EnforcedSchema(rewritten | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
+
+
+_NAMED = frozenset((*NAMED, "$defs", "definitions", "dependencies", "dependentSchemas"))
+
+
+def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
+    # Go, Java and C# write absent keywords as null, which is a valid value of `const` only. Schemas that are nested too
+    # deeply are refused later.
+    if isinstance(schema, list):
+        return [_without_null_keywords(each, depth) for each in schema]
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in DATA:
+            kept[keyword] = value
+        elif keyword in _NAMED and isinstance(value, dict):
+            kept[keyword] = {name: _without_null_keywords(each, depth + 1) for name, each in value.items()}
+        else:
+            kept[keyword] = _without_null_keywords(value, depth + 1)
+    return {keyword: value for keyword, value in kept.items() if value is not None or keyword == "const"}
 
 
 def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:

@@ -54,7 +54,7 @@ from notso.smollm3.sampling.schemas.simplifying import (
 T = TypeVar("T")
 
 _OLD_DRAFTS = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
-_DATA = frozenset(("const", "enum", "default", "example", "examples"))
+DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
@@ -96,7 +96,7 @@ class References:
                 if isinstance(anchor, str):
                     self._anchors[base, anchor] = each
             self._bases[id(each)] = base
-            pending += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
+            pending += ((inner, base) for key, inner in each.items() if key not in DATA or isinstance(inner, dict))
 
     def target(self, schema: dict[str, Any], pointer: str) -> Any:
         """Return the target of a `$ref`. Raises InvalidRequestError if it is not in the document."""
