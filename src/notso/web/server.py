@@ -34,6 +34,9 @@ SWITCH_SECONDS = 0.0005
 """Thread switch interval. With Python's default of 5 ms, each step of a request waits up to 5 ms for a computing
 thread to release the GIL, so pages spend most of their time waiting."""
 DATE_SECONDS = 1.0
+IDLE_SECONDS = 125
+"""Time for which idle connections are kept. It must exceed the idle timeouts of clients (httpx and Node: 5 s) and
+proxies (Caddy: 120 s). Otherwise, a request can arrive while the server closes the connection, and fail."""
 LAST_RESORT_SECONDS = 4.5
 """Time after the drain period, or after a second signal, at which a hanging process is killed. Acknowledged data is
 already on disk. The process exits within 5 s, including the time to print tracebacks."""
@@ -127,6 +130,7 @@ class ChatServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=IDLE_SECONDS,
                 h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
                 timeout_graceful_shutdown=int(EXTRA_EXIT_SECONDS),
             )

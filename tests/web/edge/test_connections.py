@@ -294,3 +294,9 @@ def test_offered_upgrade_to_http_2_is_ignored_without_a_warning(shared: Any, cap
 def test_malformed_request_has_error_code_of_its_status(shared: Any) -> None:
     line = request(shared, "POST /v1/chat/completions HTTP/1.1", "Content-Length: 4", "Transfer-Encoding: chunked")
     assert b'"code": "invalid_value"' in shared.raw(line + b"0\r\n\r\n")
+
+
+def test_idle_connections_outlive_those_of_clients_and_proxies(shared: Any) -> None:
+    """A client that reuses a connection while the server closes it gets no response."""
+    httpx_and_node, nginx, traefik, caddy = 5, 60, 90, 120
+    assert shared.server.config.timeout_keep_alive > max(httpx_and_node, nginx, traefik, caddy)
