@@ -72,6 +72,18 @@ def test_headings_of_docx_are_found_in_every_language() -> None:
     assert document.text == "## Deel"
 
 
+def test_paragraphs_of_docx_that_leave_a_list_have_no_bullet() -> None:
+    number = "<w:pPr><w:numPr><w:numId w:val='{}'/></w:numPr></w:pPr><w:r><w:t>{}</w:t></w:r>"
+    body = "".join(f"<w:p>{number.format(*each)}</w:p>" for each in ((2, "in"), (0, "out")))
+    assert read_here(docx(body), "a.docx").text == "- in\n\nout"
+
+
+def test_table_headings_of_libreoffice_are_not_headings() -> None:
+    styles = f'<w:styles {W}><w:style w:styleId="T"><w:name w:val="Table Heading"/></w:style></w:styles>'
+    table = GRID.format(f"<w:tr><w:tc>{paragraph('Name', 'T')}</w:tc></w:tr>")
+    assert read_here(docx(table, **{"word/styles.xml": styles}), "a.docx").text == "| Name |\n| --- |"
+
+
 def test_damaged_parts_without_text_do_not_prevent_reading() -> None:
     for name in ("word/styles.xml", "docProps/core.xml"):
         document = read_here(docx(paragraph("Part", "Heading1"), **{name: "<x><y></x>"}), "a.docx")

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TypeAlias
 
+from notso.documents.formulas import Formula, raised
 from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 5_000  # maximum nesting of elements
 MAX_SPAN = 1_000  # maximum number of columns or rows that a cell spans
 _SILENT = {
-    *("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "audio", "video", "canvas"),
+    *("script", "style", "template", "noscript", "svg", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
     "rp",  # readings (`rt`) are always written in parentheses
     "epub:case",  # an alternative of the `epub:default` after it, for programs that know another vocabulary
@@ -75,13 +76,23 @@ class _Text(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.title = ""
         self._pieces: list[_Piece] = []
-        self._open: list[tuple[str, bool]] = []  # open elements: name, whether it hides its contents
+        # Open elements: name, whether it hides its contents, and whether it is a superscript.
+        self._open: list[tuple[str, bool, bool]] = []
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
         self._tables: list[_Table] = []  # open tables
+        self._formula: Formula | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS:
+            self._formula.start(tag.rpartition(":")[2], {name: value or "" for name, value in attrs})
+            return
+        self._end_formula()  # HTML elements end a formula that was not closed
+        if tag.rpartition(":")[2] == "math" and not self._hidden:
+            self._formula = Formula()
+            self._formula.start("math", {name: value or "" for name, value in attrs})
+            return
         if tag == "title" and not self.title:
             self._in_title = True
         if tag in _VOID:
@@ -92,16 +103,18 @@ class _Text(HTMLParser):
         while self._open and (
             self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
         ):
-            name, hides = self._open.pop()
+            name, hides, _ = self._open.pop()
             if name == "rt" and not self._hidden:
                 self._end_reading()
             self._hidden -= hides
         values = dict(attrs)
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
+        hides = hides or values.get("class") == "katex-html"  # repeats the MathML before it
         if tag == "body":  # a head element that was not closed ends here
             self._open = [each for each in self._open if each[0] != "head"]
-            self._hidden = sum(hiding for _, hiding in self._open)
-        self._open.append((tag, hides))
+            self._hidden = sum(hiding for _, hiding, _ in self._open)
+        is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
+        self._open.append((tag, hides, tag == "sup" or is_note))
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
@@ -134,6 +147,12 @@ class _Text(HTMLParser):
             self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
+        if self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS:
+            self._formula.end(tag.rpartition(":")[2])
+            if tag.rpartition(":")[2] == "math":
+                self._end_formula()
+            return
+        self._end_formula()
         if tag == "title":
             self._in_title = False
         if tag == "br":
@@ -142,7 +161,7 @@ class _Text(HTMLParser):
         if place is None:
             return
         visible = not self._hidden
-        for name, hides in self._open[place:]:
+        for name, hides, _ in self._open[place:]:
             self._hidden -= hides
             self._verbatim -= name == "pre" and self._verbatim > 0
             if name == "rt" and visible:
@@ -162,15 +181,20 @@ class _Text(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         data = data.replace("\u00ad", "")  # an invisible soft hyphen would split the word for searches
-        if self._in_title:
+        if self._formula is not None:
+            self._formula.add(data)
+        elif self._in_title:
             self.title += data
         elif not self._hidden:
-            self._pieces.append(data if self._verbatim else re.sub(r"\s+", " ", data))
+            text = data if self._verbatim else re.sub(r"\s+", " ", data)
+            # The text of a superscript may be in a link or another element.
+            self._pieces.append(raised(text) if any(each[2] for each in self._open[-4:]) else text)
 
     def unknown_decl(self, data: str) -> None:
         """Ignore declarations such as `<![CDATA[`, as browsers do."""
 
     def text(self) -> str:
+        self._end_formula()
         while self._tables:
             self._end_table()
         lines = [line.rstrip() for line in _join(self._pieces, 0).split("\n")]
@@ -181,6 +205,11 @@ class _Text(HTMLParser):
             self._pieces.pop()
         else:
             self._pieces.append(")")
+
+    def _end_formula(self) -> None:
+        if self._formula is not None:
+            self._pieces.append(self._formula.text())
+            self._formula = None
 
     def _end_cell(self) -> None:
         table, text = self._tables[-1], " ".join(_join(self._pieces, 1).split())

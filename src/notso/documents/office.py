@@ -12,6 +12,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
+from notso.documents.formulas import Formula, raised
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
 from notso.documents.tables import line_of, markdown_lines
@@ -113,6 +114,10 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     page, skip_depth, reading_start = _Page(), 0, 0
+    main, notes, citation = page, _Page(), ""  # `page` is the main text or the notes
+    superscripts = _superscript_styles(_optional_events(archive, "styles.xml"))
+    superscripts |= _superscript_styles(xml_events(archive.pieces("content.xml")))
+    raises: list[bool] = []  # whether each open span is a superscript
     skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles")
     for event in xml_events(archive.pieces("content.xml")):
         start = event.kind == "start"
@@ -121,7 +126,17 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         elif skip_depth:
             continue
         elif event.kind == "text":
-            page.paragraph.append(re.sub(r"\s+", " ", event.name))
+            text = re.sub(r"\s+", " ", event.name)
+            page.paragraph.append(raised(text) if any(raises) else text)
+        elif event.name in ("span", "note-citation"):
+            if start:
+                raises.append(event.name != "span" or event.attributes.get("style-name") in superscripts)
+            elif raises.pop() and event.name != "span":
+                citation = page.paragraph[-1] if page.paragraph else ""
+        elif event.name == "note-body":
+            if not start:
+                page.end_paragraph()
+            page = notes if start else main
         elif event.name == "ruby-text":
             if start:
                 reading_start = len(page.paragraph)
@@ -131,6 +146,8 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             page.end_paragraph()
             if start and event.name == "h":
                 page.prefix = f"{'#' * min(6, _count(event, 'outline-level'))} "
+            elif start and page is notes and citation:
+                page.paragraph, citation = [citation, " "], ""
         elif event.name == "table":
             (page.start_table if start else page.end_table)()
         elif event.name == "table-row" and start:
@@ -144,9 +161,13 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             page.paragraph.append(" " * min(MAX_REPEATED, _count(event, "c")))
         elif start and event.name in ("tab", "line-break"):
             page.paragraph.append("\t" if event.name == "tab" else "\n")
-        elif start and event.name == "soft-page-break" and not page.tables:
+        elif start and event.name in ("object", "object-ole"):
+            page.paragraph.append(_odf_formula(archive, event.attributes.get("href", "")))
+        elif start and event.name == "soft-page-break" and page is main and not page.tables:
             yield page.text()
     yield page.text()
+    if text := notes.text():
+        yield f"## Footnotes\n\n{text}"
 
 
 def read_epub(file: BinaryIO) -> Iterator[str]:
@@ -206,10 +227,62 @@ def _style_names(archive: Archive, part: str) -> dict[str, str]:
     return names
 
 
+def _formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
+    # Replaces each formula in Office Math by one text.
+    formula: Formula | None = None
+    in_text = False
+    for event in events:
+        if formula is None:
+            if event.kind == "start" and event.name == "oMath":
+                formula = Formula()
+            else:
+                yield event
+        elif event.kind == "text":
+            if in_text:
+                formula.add(event.name)
+        elif event == XMLEvent("end", "oMath", {}):
+            yield from (XMLEvent("start", "t", {}), XMLEvent("text", formula.text(), {}), XMLEvent("end", "t", {}))
+            formula = None
+        else:
+            in_text = event.kind == "start" and event.name == "t"
+            if event.kind == "start":
+                formula.start(event.name, event.attributes)
+            else:
+                formula.end(event.name)
+
+
+def _superscript_styles(events: Iterable[XMLEvent]) -> set[str]:
+    # The styles of an OpenDocument file precede its body.
+    found, style = set[str](), ""
+    for event in takewhile(lambda each: each.kind == "text" or each.name != "body", events):
+        if event.kind == "start" and event.name == "style":
+            style = event.attributes.get("name", "")
+        elif event.kind == "start" and re.match("super|[1-9]", event.attributes.get("text-position", "")):
+            found.add(style)
+    return found
+
+
+def _odf_formula(archive: Archive, target: str) -> str:
+    # Returns the text of an embedded object if it is a formula.
+    name = f"{_resolve_member('', target)}/content.xml"
+    formula = Formula()
+    for event in _optional_events(archive, name) if name in archive.names else ():
+        if event.kind == "text":
+            formula.add(event.name)
+        elif event.kind == "end":
+            formula.end(event.name)
+        elif event.name.startswith("document"):  # a spreadsheet or chart
+            return ""
+        else:
+            formula.start(event.name, event.attributes)
+    return formula.text()
+
+
 def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterator[str]:
     page, skip_depth, in_text = _Page(), 0, False
     reading, reading_start = "", 0
-    for event in events:
+    is_raised = is_hidden = False  # properties of the current run
+    for event in _formulas_as_text(events):
         start = event.kind == "start"
         # For older programs, a Fallback element repeats the content of the Choice element before it.
         if event.kind != "text" and event.name in ("Fallback", "instrText", "del", "moveFrom"):
@@ -217,8 +290,8 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
         elif skip_depth:
             continue
         elif event.kind == "text":
-            if in_text:
-                page.paragraph.append(event.name)
+            if in_text and not is_hidden:
+                page.paragraph.append(raised(event.name) if is_raised else event.name)
         elif event.name == "t":
             in_text = start
         elif event.name == "rt":  # stored before the base text
@@ -226,14 +299,24 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
         elif event.name == "ruby" and not start:
             page.paragraph.append(reading)
             reading = ""
+        elif event.name == "r":
+            is_raised = is_hidden = False
+        elif event.name == "vertAlign" and start:
+            is_raised = event.attributes.get("val") == "superscript"
+        elif event.name == "vanish" and start:
+            is_hidden = event.attributes.get("val", "1") not in ("0", "false", "off")
         elif event.name == "p":
             page.end_paragraph()
+            is_raised = is_hidden = False
         elif event.name == "pStyle" and start:
             style = event.attributes.get("val", "")
-            if heading := _HEADING.search(styles.get(style, style)):
+            # LibreOffice has a style named "Table Heading" for cells.
+            if not page.tables and (heading := _HEADING.search(styles.get(style, style))):
                 page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
         elif event.name == "numPr" and start:
             page.prefix = page.prefix or "- "
+        elif event.name == "numId" and start and event.attributes.get("val") == "0":  # not in a list
+            page.prefix = page.prefix.removeprefix("- ")
         elif event.name == "tbl":
             (page.start_table if start else page.end_table)()
         elif event.name == "tr" and start:
@@ -267,18 +350,22 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
 
 
 def _slide_text(events: Iterator[XMLEvent]) -> str:
-    page, skip_depth, in_text = _Page(), 0, False
-    for event in events:
+    page, skip_depth, in_text, is_raised = _Page(), 0, False, False
+    for event in _formulas_as_text(events):
         start = event.kind == "start"
-        if event.kind != "text" and event.name == "Fallback":
+        if event.kind != "text" and event.name == "Fallback":  # an image in place of a formula
             skip_depth += 1 if start else -1
         elif skip_depth:
             continue
         elif event.kind == "text":
             if in_text:
-                page.paragraph.append(event.name)
+                page.paragraph.append(raised(event.name) if is_raised else event.name)
         elif event.name == "t":
             in_text = start
+        elif event.name in ("r", "fld"):
+            is_raised = False
+        elif event.name == "rPr" and start:
+            is_raised = event.attributes.get("baseline", "0").lstrip("0")[:1] not in ("", "-")
         elif event.name == "p" and not start:
             page.end_paragraph()
         elif event.name == "br" and start:

@@ -1,0 +1,155 @@
+"""Superscripts, marks of footnotes and formulas are not read as digits of the number before them."""
+
+from __future__ import annotations
+
+import pytest
+from documents.made import A, docx, odt, pptx
+from documents.test_traps import read_here
+
+from notso.documents.formulas import raised
+
+M = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+MATHML = 'xmlns="http://www.w3.org/1998/Math/MathML"'
+
+
+def run(text: str, properties: str = "") -> str:
+    return f"<w:r><w:rPr>{properties}</w:rPr><w:t xml:space='preserve'>{text}</w:t></w:r>"
+
+
+def office_math(content: str) -> str:
+    return read_here(docx(f"<w:p {M}><m:oMath>{content}</m:oMath></w:p>"), "a.docx").text
+
+
+def value(text: str) -> str:
+    return f"<m:r><m:t>{text}</m:t></m:r>"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *(("6", "⁶"), ("-12", "⁻¹²"), ("x", "^x"), ("2k", "^(2k)"), (" 2 ", " ² "), ("n", "ⁿ"), ("1,3", "^(1,3)")),
+        *(("st", "st"), ("®", "®"), ("[1]", "[1]"), ("°", "°"), ("", ""), (" ", " ")),
+    ],
+)
+def test_superscripts_are_marked_unless_they_are_words(text: str, shown: str) -> None:
+    assert raised(text) == shown
+
+
+def test_superscripts_of_docx_do_not_change_numbers() -> None:
+    high = '<w:vertAlign w:val="superscript"/>'
+    text = run("In 2020") + run("1", high) + run(" there were 10") + run("6", high) + run(" things")
+    assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "In 2020¹ there were 10⁶ things"
+
+
+def test_hidden_text_of_docx_is_omitted() -> None:
+    shown = run("b", '<w:vanish w:val="0"/>')
+    assert read_here(docx(f"<w:p>{run('a')}{run('hidden', '<w:vanish/>')}{shown}</w:p>"), "a.docx").text == "ab"
+
+
+def test_superscripts_of_pptx_do_not_change_numbers() -> None:
+    runs = (("10", 0), ("6", 30000), (" of 2", -25000), (" and 3", 0))
+    text = "".join(f'<a:r><a:rPr baseline="{at}"/><a:t>{each}</a:t></a:r>' for each, at in runs)
+    assert read_here(pptx([f"<a:p>{text}</a:p>"]), "a.pptx").text == "10⁶ of 2 and 3"
+
+
+def test_superscripts_and_notes_of_odt_do_not_change_numbers() -> None:
+    style = 'xmlns:style="urn:oasis:names:tc:opendocument:xmlns:style:1.0"'
+    styles = f'<s {style}><style:style style:name="T{{}}"><style:text-properties style:text-position="{{}} 58%"/>'
+    high = styles.format(1, "super") + "</style:style></s>"
+    low = styles.format(2, "sub") + "</style:style></s>"
+    note = (
+        "<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>A note.</text:p>"
+        "<text:p>More.</text:p></text:note-body></text:note>"
+    )
+    text = f'In 2020{note} there were 10<text:span text:style-name="T1">6</text:span>'
+    body = f'<text:p>{text} H<text:span text:style-name="T2">2</text:span>O</text:p><text:p>end</text:p>'
+    for made in (
+        odt(f"<office:automatic-styles>{high}{low}</office:automatic-styles>{body}"),
+        odt(body, **{"styles.xml": f"<styles>{high}{low}</styles>"}),
+    ):
+        document = read_here(made, "a.odt")
+        plain = document.text.replace("10⁶", "106")
+        assert plain == "In 2020¹ there were 106 H2O\n\nend\n\n## Footnotes\n\n¹ A note.\n\nMore."
+    assert "106 H2O" in document.text or "10⁶ H2O" in document.text
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("10<sup>6</sup> m<sup>2</sup>, 1<sup>st</sup>, x<sup><i>k</i></sup>", "10⁶ m², 1st, x^k"),
+        ("in 2020<sup><a href='#1'>1</a></sup>, wiki<sup>[<a>2</a>]</sup>", "in 2020¹, wiki[²]"),
+        ("in 2020<a epub:type='noteref'>1</a> or 2021<a role='doc-noteref'>2</a>", "in 2020¹ or 2021²"),
+        ("let <math><mfrac><mn>1</mn><mn>3</mn></mfrac></math> be", "let 1/3 be"),
+        ("<math alttext='\\frac{1}{3}'><mfrac><mn>1</mn><mn>3</mn></mfrac></math>", "$\\frac{1}{3}$"),
+        (
+            "<math><semantics><mrow><mi>x</mi></mrow><annotation encoding='application/x-tex'>\\vec x"
+            "</annotation></semantics></math> is",
+            "$\\vec x$ is",
+        ),
+        (
+            "<math><semantics>\n<mrow><msup><mi>x</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msup></mrow>\n"
+            "<annotation encoding='StarMath 5.0'>x^{n+1}</annotation></semantics></math>",
+            "xⁿ⁺¹",
+        ),
+        ("<math><msqrt><mi>a</mi><mo>+</mo><mi>b</mi></msqrt></math>", "√(a+b)"),
+        ("<math><mroot><mn>8</mn><mn>3</mn></mroot></math>", "³√8"),
+        ("<math><msubsup><mo>∑</mo><mn>1</mn><mi>k</mi></msubsup></math>", "∑_1^k"),
+        ("<math><mfenced open='['><mi>a</mi><mi>b</mi></mfenced></math>", "[a, b)"),
+        (
+            "<math><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mn>2</mn></mtd></mtr><mtr><mtd><mn>3</mn></mtd></mtr></mtable>",
+            "[1, 2; 3]",
+        ),
+        ("<math><mrow><mi>x</mi><p>not closed</p>", "x\nnot closed"),
+        ("<m:math><m:mfrac><m:mn>1</m:mn><m:mn>2</m:mn></m:mfrac></m:math>", "1/2"),
+        ("<p hidden><math><mi>x</mi></math></p>a</math></mi>", "a"),
+        (
+            "<span class='katex'><math><mn>2</mn></math><span class='katex-html'>2</span></span> is",
+            "2 is",
+        ),
+    ],
+)
+def test_formulas_and_superscripts_of_html_are_read(html: str, text: str) -> None:
+    assert read_here(html.encode(), "a.html").text == text
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (f"<m:f><m:num>{value('1')}</m:num><m:den>{value('3')}</m:den></m:f>", "1/3"),
+        (f"<m:f><m:num>{value('a+1')}</m:num><m:den>{value('b')}</m:den></m:f>", "(a+1)/b"),
+        (
+            f"<m:f><m:fPr><m:type m:val='noBar'/></m:fPr><m:num>{value('n')}</m:num><m:den>{value('k')}</m:den></m:f>",
+            "(n; k)",
+        ),
+        (f"<m:sSup><m:e>{value('10')}</m:e><m:sup>{value('6')}</m:sup></m:sSup>", "10⁶"),
+        (f"<m:sSub><m:e>{value('x')}</m:e><m:sub>{value('10')}</m:sub></m:sSub>{value('2')}", "x_102"),
+        (f"{value('2')}<m:d><m:e>{value('x+1')}</m:e></m:d>", "2(x+1)"),
+        (
+            f"<m:d><m:dPr><m:begChr m:val='['/><m:endChr m:val=''/></m:dPr><m:e>{value('x')}</m:e></m:d>",
+            "[x",
+        ),
+        (f"<m:rad><m:radPr><m:degHide m:val='1'/></m:radPr><m:deg/><m:e>{value('2x')}</m:e></m:rad>", "√2x"),
+        (
+            f"<m:nary><m:naryPr><m:chr m:val='∑'/></m:naryPr><m:sub>{value('i=0')}</m:sub><m:sup>{value('k')}</m:sup>"
+            f"<m:e>{value('i')}</m:e></m:nary>",
+            "∑_(i=0)^k i",
+        ),
+        (f"<m:func><m:fName>{value('sin')}</m:fName><m:e>{value('x')}</m:e></m:func>", "sin x"),
+        (f"<m:m><m:mr><m:e>{value('1')}</m:e><m:e>{value('2')}</m:e></m:mr></m:m>", "[1, 2]"),
+    ],
+)
+def test_formulas_of_docx_are_read(content: str, text: str) -> None:
+    assert office_math(content) == text
+
+
+def test_formulas_of_pptx_and_odt_are_read() -> None:
+    fraction = f"<m:oMath {M}><m:f><m:num>{value('1')}</m:num><m:den>{value('3')}</m:den></m:f></m:oMath>"
+    choice = f"<x:AlternateContent {A} xmlns:x='x'><x:Choice><a:p>{fraction}</a:p></x:Choice>"
+    made = pptx([f"{choice}<x:Fallback><a:p><a:r><a:t>image</a:t></a:r></a:p></x:Fallback></x:AlternateContent>"])
+    assert read_here(made, "a.pptx").text == "1/3"
+    link = 'xmlns:xlink="http://www.w3.org/1999/xlink" xlink:href="./{}"'
+    body = "".join(f"<office:object {link.format(name)}/> and " for name in ("Object 1", "Object 2", "Object 3"))
+    formula = f"<math {MATHML}><mfrac><mn>1</mn><mn>3</mn></mfrac></math>"
+    sheet = "<document-content><p>cell</p></document-content>"
+    parts = {"Object 1/content.xml": formula, "Object 2/content.xml": sheet}
+    assert read_here(odt(f"<text:p>{body}end</text:p>", **parts), "a.odt").text == "1/3 and  and  and end"
