@@ -12,6 +12,7 @@ from email.parser import BytesParser
 from itertools import chain, islice
 from typing import Any
 
+from notso.documents.legacy_encodings import guess_legacy_encoding
 from notso.documents.markup import html_text
 from notso.documents.values import UnreadableError, one_line
 
@@ -92,9 +93,12 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
     text = data.decode("utf-8", "replace")
     if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # a few damaged characters
         return _require_text(text), "UTF-8"
+    codec, name = guess_legacy_encoding(data)
     try:
-        return _require_text(data.decode("cp1252")), "Windows-1252"
+        return _require_text(data.decode(codec)), name
     except UnicodeDecodeError:
+        if codec != "cp1252":
+            return _require_text(data.decode(codec, "replace")), name
         return _require_text(data.decode("latin-1")), "ISO-8859-1"
 
 

@@ -1,0 +1,54 @@
+"""Text files from before Unicode, and files that programs still write in the encoding of their country."""
+
+from __future__ import annotations
+
+import pytest
+from documents.test_traps import read_here
+
+from notso.documents.legacy_encodings import guess_legacy_encoding
+
+RUSSIAN = "Имя;Цена\nгруша;2,50\nЭто обычный текст, сохранённый в Блокноте."
+JAPANESE = "名前,価格\nりんご,120\nこれは表計算ソフトから notso.csv に保存した簡単なテキストです。"
+TEXTS = [
+    ("cp1251", "Windows-1251", RUSSIAN),
+    ("koi8-r", "KOI8-R", RUSSIAN),
+    ("cp866", "IBM866", RUSSIAN),
+    ("cp1251", "Windows-1251", "Це звичайний український текст, збережений у Блокноті."),
+    ("cp1253", "Windows-1253", "Αυτό είναι ένα απλό ελληνικό κείμενο."),
+    ("cp1255", "Windows-1255", "זהו קובץ טקסט פשוט בעברית, עם 3 שורות."),
+    ("cp1256", "Windows-1256", "هذا ملف نصي بسيط باللغة العربية، سعره 3 دنانير."),
+    ("cp874", "Windows-874", "นี่คือไฟล์ข้อความภาษาไทยอย่างง่าย ราคา 3 บาท"),
+    ("gb18030", "GB18030", "姓名,价格\n张三,12.5\n这是一个简单的中文文本文件（token）。"),
+    ("big5", "Big5", "姓名,價格\n這是一個簡單的中文文字檔案。"),
+    ("cp932", "Shift_JIS", JAPANESE),
+    ("euc_jp", "EUC-JP", JAPANESE),
+    ("cp932", "Shift_JIS", "鈴木 智也;横浜市保土ケ谷区\n高橋 淳;品川区"),
+    ("cp949", "EUC-KR", "이름,가격\n이것은 간단한 한국어 텍스트 파일입니다."),
+    ("cp1250", "Windows-1250", "Zażółć gęślą jaźń – to jest zwykły tekst."),
+    ("cp1250", "Windows-1250", "Příliš žluťoučký kůň úpěl ďábelské ódy."),
+    ("iso8859-2", "ISO-8859-2", "Zażółć gęślą jaźń, ąż ślepy."),
+    ("cp1254", "Windows-1254", "Türkçe bir metin dosyası: ğüşiöç İstanbul ışık"),
+    # Western text must not be taken for anything else.
+    ("cp1252", "Windows-1252", "Générale à été créée — “smart quotes” naïve Müller, ça coûte 5 €"),
+    ("cp1252", "Windows-1252", "É exibido: ações, avaliação, informações"),
+    ("cp1252", "Windows-1252", "They don’t, it’s “theirs” … 20°C and 30°C"),
+    ("cp1252", "Windows-1252", "GRÖßE: 5, STRAßE, MÜSLI"),
+    ("cp1252", "Windows-1252", "4 m² and 5 cm³ cost £100, nº 5, ½ ± 3 µm"),
+    ("cp1252", "Windows-1252", "Smørrebrød på gården, æble"),
+    ("cp1252", "Windows-1252", "café"),
+]
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "text"), TEXTS, ids=[f"{name} {at}" for at, (_, name, _) in enumerate(TEXTS)]
+)
+def test_the_encoding_of_legacy_text_is_guessed(codec: str, name: str, text: str) -> None:
+    document = read_here(("a" * 40_000 + "\n" + text).encode(codec), "a.txt")
+    assert document.text.partition("\n")[2] == text
+    assert document.warnings == (f"its encoding was guessed: {name}",)
+
+
+def test_a_damaged_character_does_not_change_the_encoding() -> None:
+    data = (JAPANESE * 1_000).encode("cp932")
+    assert read_here(data + b"\x81", "a.txt").text == JAPANESE * 1_000 + "\ufffd"
+    assert guess_legacy_encoding(data[:-1])[1] == "Shift_JIS"
