@@ -135,6 +135,139 @@ def test_openai_content_parts_are_imported_as_text() -> None:
     assert found.chats[0][1][0].content == "Look:" and +found.left_out == Counter(pictures=1)
 
 
+# ---- lists of messages
+
+
+def spoken(body: Any) -> list[list[tuple[str, str, str]]]:
+    """Return the role, text and reasoning of the messages of each chat."""
+    found = read(body if isinstance(body, bytes) else json.dumps(body).encode())
+    return [[(each.role, each.content, each.reasoning) for each in messages] for _, messages in found.chats]
+
+
+def lines(*documents: Any) -> bytes:
+    return "\n".join(map(json.dumps, documents)).encode()
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": {"value": text, "annotations": []}}
+
+
+def agi(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"id": role, "role": role, "fragments": [{"ft": "content", "fId": "1", "part": part} for part in parts]}
+
+
+ASKED = {"role": "user", "content": "Cats?"}
+ANSWERED = {"role": "assistant", "content": "They purr."}
+CATS = [("user", "Cats?", ""), ("assistant", "They purr.", "")]
+THOUGHT = [CATS[0], ("assistant", "They purr.", "hm")]
+MESSAGE_LISTS: dict[str, tuple[Any, list[tuple[str, str, str]]]] = {
+    "unknown fields": (
+        {"messages": [ASKED | {"id": "1", "timestamp": 1}, ANSWERED | {"refusal": None, "usage": {}}], "source": "x"},
+        CATS,
+    ),
+    "OpenRouter": (
+        [ASKED, ANSWERED | {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}],
+        THOUGHT,
+    ),
+    "OpenAI's annotations": ([ASKED, ANSWERED | {"annotations": [{"type": "url_citation"}]}], CATS),
+    "Ollama": ({"model": "llama3", "messages": [ASKED, ANSWERED | {"thinking": "hm"}], "options": {}}, THOUGHT),
+    "tags of reasoning": ([ASKED, ANSWERED | {"content": "<think>hm</think>\nThey purr."}], THOUGHT),
+    "Anthropic": (
+        {"messages": [ASKED, {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "They purr."}]}]},
+        THOUGHT,
+    ),
+    "Jan": (
+        {"title": "T", "exported_at": "2026-01-01", "messages": [
+            {"id": "1", "role": "user", "content": [text_part("Cats?")], "created_at": 1},
+            {"id": "2", "role": "assistant", "created_at": 2, "metadata": {},
+             "content": [text_part("hm") | {"type": "reasoning"}, text_part("They purr.")]}]},
+        THOUGHT,
+    ),
+    "Jan's files": (lines(ASKED | {"object": "thread.message"}, ANSWERED | {"object": "thread.message"}), CATS),
+    "big-AGI": (
+        {"conversations": [{"id": "1", "autoTitle": "T", "messages": [
+            agi("user", {"pt": "text", "text": "Cats?"}),
+            agi("assistant", {"pt": "ma", "aText": "hm"}, {"pt": "text", "text": "They purr."})]}]},
+        THOUGHT,
+    ),
+    "TypingMind": (
+        {"data": {"chats": [{"chatTitle": "T", "messages": [
+            {"uuid": "1", "role": "user", "content": [{"type": "text", "text": "Cats?"}]}, ANSWERED]}]}},
+        CATS,
+    ),
+    "NextChat": ({"chat-next-web-store": {"sessions": [{"topic": "T", "messages": [ASKED, ANSWERED]}]}}, CATS),
+    "ShareGPT": (
+        [{"conversations": [{"from": "human", "value": "Cats?"}, {"from": "gpt", "value": "They purr."}]}], CATS,
+    ),
+    "Page Assist": (
+        {"chat": [{"messages": [
+            ANSWERED | {"history_id": "h", "createdAt": 2}, ASKED | {"history_id": "h", "createdAt": 1}]}]},
+        CATS,
+    ),
+    "SillyTavern": (
+        lines({"user_name": "You", "character_name": "Cat", "chat_metadata": {}},
+              {"name": "You", "is_user": True, "mes": "Cats?"}, {"name": "Cat", "is_user": False, "mes": "They purr."}),
+        CATS,
+    ),
+    "text as a list": ([ASKED | {"content": ["Cats?"]}, ANSWERED], CATS),
+    "a refusal": ([ASKED, {"role": "assistant", "content": None, "refusal": "They purr."}], CATS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MESSAGE_LISTS)
+def test_lists_of_messages_of_other_programs_are_imported(name: str) -> None:
+    body, expected = MESSAGE_LISTS[name]
+    assert spoken(body) == [expected]
+
+
+def test_title_and_system_prompt_of_a_message_list_are_imported() -> None:
+    for prompt in ("Be brief.", {"role": "system", "content": "Be brief."}):
+        body = {"title": " A  cat ", "systemPrompt": prompt, "messages": [ASKED]}
+        ((chat, _),) = read(json.dumps(body).encode()).chats
+        assert (chat.title, chat.settings) == ("A cat", {"system_prompt": "Be brief."})
+    long = [{"role": "system", "content": "x" * 15_000}] * 2
+    found = read(json.dumps([*long, ASKED]).encode())
+    assert len(found.chats[0][0].settings["system_prompt"]) == 20_000 and +found.left_out == Counter(texts=1)
+
+
+def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}} | fields
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "expected", "omitted"),
+    [
+        ([call("f", "{}", id="a", index=0)], [{"role": "tool", "tool_call_id": "a", "content": "r"}], ["r"], 0),
+        ([call("f", {"x": 1})], [{"role": "tool", "tool_name": "f", "content": "r"}], ["r"], 0),
+        ([call("f", {}), call("g", {})], [{"role": "tool", "tool_name": n, "content": n} for n in "gf"], ["f", "g"], 0),
+        ([call("f", "", id="a")], [{"role": "tool", "content": [{"type": "text", "text": "r"}]}], ["r"], 0),
+        ([call("f", '{"x": ', id="a")], [{"role": "tool", "tool_call_id": "a", "content": "r"}], [], 2),
+        ([call("", "{}", id="a"), call("f", "[1]", id="b")], [], [], 2),
+        ([], [{"role": "tool", "tool_call_id": "a", "content": "r"}], [], 1),
+        ([call("f", "{}", id="a")], [ASKED, {"role": "tool", "tool_call_id": "a", "content": "r"}], [""], 1),
+    ],
+)
+def test_a_tool_call_that_cannot_be_stored_does_not_prevent_import(
+    calls: list[Any], results: list[Any], expected: list[str], omitted: int
+) -> None:
+    found = read(json.dumps([ASKED, ANSWERED | {"tool_calls": calls}, *results]).encode())
+    uses = [use.result for _, messages in found.chats for message in messages for use in message.tool_uses]
+    assert uses == expected and +found.left_out == +Counter(tool_calls=omitted)
+
+
+def test_function_calls_of_older_clients_are_imported() -> None:
+    asked = ANSWERED | {"function_call": {"name": "f", "arguments": "{}"}}
+    found = read(json.dumps([ASKED, asked, {"role": "function", "name": "f", "content": "r"}]).encode())
+    assert [use.result for use in found.chats[0][1][1].tool_uses] == ["r"]
+
+
+def test_message_lists_of_an_archive_are_separate_chats() -> None:
+    dogs = [ASKED | {"content": "Dogs?"}, ANSWERED | {"content": "They bark."}]
+    archive = zipped({"a.json": json.dumps([ASKED, ANSWERED]), "b/messages.jsonl": lines(*dogs)})
+    assert spoken(archive) == [CATS, [("user", "Dogs?", ""), ("assistant", "They bark.", "")]]
+
+
 # ---- unreadable input
 
 
@@ -205,6 +338,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "no chats": (lambda: zipped({"a.json": '{"b": 1}', "c.png": b"x"}), "No chats found"),
     "empty archive": (lambda: zipped({}), "No chats found"),
     "wrong types": (lambda: b'[{"chat_messages": [1, 2]}]', "an unexpected value"),
+    "deep content": (
+        lambda: b'[{"role": "user", "content": ' + b'{"text": ' * 600 + b'"x"' + b"}" * 601 + b"]",
+        "an unexpected value",
+    ),
     "wrong mapping": (lambda: chatgpt_of({"a": {"message": {"author": "x", "content": 1}}}), "an unexpected value"),
     "latin-1": (lambda: zipped({"a.json": b'[{"chat_messages": "\xe4"}]'}), "not UTF-8"),
 }

@@ -52,6 +52,10 @@ class JsonDocument(NamedTuple):
     listed: bool
 
 
+END_OF_FILE = JsonDocument(None, listed=False)
+"""Follows the documents of each file in an archive."""
+
+
 def omitted_kind(name: str) -> str:
     """Return the kind of an omitted file: "pictures" or "files"."""
     return "pictures" if name.rpartition(".")[2].lower() in PICTURES else "files"
@@ -101,6 +105,7 @@ def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]
                 for document in decompressor.documents(file):
                     readable = True
                     yield document
+            yield END_OF_FILE
         except ImportFormatError as error:
             if error.key == "import_too_much":
                 raise

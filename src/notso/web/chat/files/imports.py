@@ -157,11 +157,6 @@ class _AssistantMessage(StrictFields):
     reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
     tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES, fail_fast=True)
-    # Fields that OpenAI clients include when they serialize a message:
-    annotations: list[Any] | None = Field(default=None, max_length=0)
-    audio: None = None
-    function_call: None = None
-    refusal: None = None
 
 
 class _ToolResult(StrictFields):
@@ -176,7 +171,7 @@ _OpenAIMessage = Annotated[_PromptMessage | _AssistantMessage | _ToolResult, Fie
 
 class _OpenAIList(StrictFields):
     messages: list[_OpenAIMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    model: str | None = None
+    title: str = Field(default="", max_length=200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +338,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     if problems:
         raise _invalid("messages", problems["system_prompt"].rstrip("."))
     thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _AssistantMessage))
-    title = derive_title(next((each.content for each in instructions if each.role == "user"), ""))
+    title = source.title or derive_title(next((each.content for each in instructions if each.role == "user"), ""))
     # A message list has no id: identify the chat by the digest of its messages.
     identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")

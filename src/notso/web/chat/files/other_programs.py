@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Literal
 
-from notso.web.chat.files.documents import ImportFormatError, JsonDocument, omitted_kind
+from notso.web.chat.files.documents import END_OF_FILE, ImportFormatError, JsonDocument, omitted_kind
+from notso.web.chat.files.message_lists import MAX_SYSTEM_PROMPT, THOUGHTS, find_lists, is_message, to_openai
 from notso.web.values.durations import current_ms
 
 JSON = dict[str, Any]
@@ -113,7 +115,6 @@ MAX_NODES = 200_000  # per chat; ChatGPT stores several nodes per message
 MAX_TEXT = 1_000_000
 MAX_ATTACHMENTS = 16
 MAX_NAME = 200
-MAX_SYSTEM_PROMPT = 20_000
 OWN_FORMAT = "notso-chats"
 
 Kind = Literal["own", "openai"]
@@ -121,7 +122,7 @@ Kind = Literal["own", "openai"]
 DETAILS, END_OF_DETAILS = '<details type="', "</details>"
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")  # ChatGPT's references to search results
-_THOUGHTS = re.compile(r"\s*(?:<think>(.*?)</think>|:::thinking\n(.*?)\n:::)\s*", re.DOTALL)
+_UNEXPECTED = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)  # due to unexpected values
 _LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>\s*", re.DOTALL)
 _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
 
@@ -152,9 +153,9 @@ class ExportReader:
             raise self._problem or ImportFormatError("import_unknown")
 
     def _convert_all(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
-        listed: list[Any] = []  # messages in a top-level list
+        listed: list[Any] = []  # messages in a top-level list, or one in each line
         session: JSON | None = None  # a chat of llama.cpp's web UI: one line for the chat, then one for each message
-        for value, is_listed in documents:
+        for value, is_listed in chain(documents, [END_OF_FILE]):
             if session is not None and isinstance(value, dict) and value.get("type") == "message":
                 session["messages"].append(value.get("message"))
                 self._count(len(session["messages"]), only_check=True)
@@ -162,43 +163,48 @@ class ExportReader:
             if session is not None:
                 yield from self._convert(_llama_cpp, session)
                 session = None
-            if isinstance(value, dict) and value.get("type") == "session":
+            if value is None:
+                if any(map(is_message, listed)):
+                    yield from self._convert(to_openai, {"messages": listed}, "openai")
+                listed = []
+            elif isinstance(value, dict) and value.get("type") == "session":
                 session = {"conv": value, "messages": []}
             elif isinstance(value, dict) and value.get("format") == OWN_FORMAT:
                 yield from self._read_own(value)
             elif isinstance(value, dict) and (read := _detect_format(value)) is not None:
                 yield from self._convert(read, value)
             elif isinstance(value, dict) and isinstance(value.get("messages"), list):
-                yield "openai", self._openai(value)
+                yield from self._convert(to_openai, value, "openai")
             elif isinstance(value, dict) and "messages" in value:
                 invalid = ImportFormatError("import_invalid", place="messages", reason="a list is required")
                 self._problem = self._problem or invalid
                 self.left_out["chats"] += 1
-            elif is_listed:
+            elif is_message(value) or (is_listed and (not isinstance(value, dict) or "role" in value)):
                 listed.append(value)
                 self._count(len(listed), only_check=True)
-        if session is not None:
-            yield from self._convert(_llama_cpp, session)
-        if listed and any(isinstance(each, dict) and "role" in each for each in listed):
-            yield "openai", self._openai({"messages": listed})
+            else:
+                for each in find_lists(value):
+                    yield from self._convert(to_openai, each, "openai")
 
-    def _convert(self, read: Callable[[JSON, ExportReader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
+    def _convert(
+        self, read: Callable[[JSON, ExportReader], JSON], document: JSON, kind: Kind = "own"
+    ) -> Iterator[tuple[Kind, JSON]]:
         # Count an unreadable chat instead of failing, because the file may contain hundreds of other chats.
         if _count_nodes(document) > MAX_NODES:
             raise ImportFormatError("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
         before = Counter(self.left_out)
         try:
             chat = read(document, self)
-            if not chat["messages"]:
+            if not chat["messages"] and kind == "own":
                 raise ImportFormatError("import_unknown")
-        except (ImportFormatError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        except (ImportFormatError, RecursionError, *_UNEXPECTED) as error:
             damaged = ImportFormatError("import_invalid", place="messages", reason="an unexpected value")
             self._problem = self._problem or (error if isinstance(error, ImportFormatError) else damaged)
             self.left_out.clear()
             self.left_out.update(before)
             self.left_out["chats"] += 1
             return
-        yield "own", chat
+        yield kind, chat
 
     def _read_own(self, document: JSON) -> Iterator[tuple[Kind, JSON]]:
         version, chats = document.get("version"), document.get("chats")
@@ -215,18 +221,6 @@ class ExportReader:
         self._count(sum(len(chat["messages"]) for chat in chats), only_check=True)
         for chat in chats:
             yield "own", {"file_version": version, **chat}
-
-    def _openai(self, document: JSON) -> JSON:
-        return {**document, "messages": [self._join_text_parts(each) for each in document["messages"]]}
-
-    def _join_text_parts(self, message: Any) -> Any:
-        parts = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-            return message
-        texts = [part.get("text") for part in parts if part.get("type") in ("text", "input_text", "output_text")]
-        self.left_out["pictures"] += sum(part.get("type") in ("image_url", "input_image", "image") for part in parts)
-        self.left_out["files"] += sum(part.get("type") in ("file", "input_file", "input_audio") for part in parts)
-        return {**message, "content": "\n\n".join(text for text in texts if isinstance(text, str))}
 
     def _count(self, messages: int, *, only_check: bool = False) -> None:
         if self._messages + messages > MAX_MESSAGES:
@@ -262,7 +256,7 @@ class ExportReader:
 
     def finish_node(self, node: MessageNode) -> MessageNode:
         """Separate reasoning from the answer, limit their length, and hide the node if it is empty."""
-        if node.role == "assistant" and (thoughts := _THOUGHTS.match(node.content)):
+        if node.role == "assistant" and (thoughts := THOUGHTS.match(node.content)):
             node.content = node.content[thoughts.end() :]
             reasoning = (thoughts[1] or thoughts[2] or "").strip()
             node.reasoning = "\n\n".join(filter(None, (node.reasoning, reasoning)))
