@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from documents.made import A, W, cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
 from documents.test_traps import read_here
 
+from notso.documents import archives
 from notso.documents.pdf import join_hyphenated, remove_margins
 from notso.documents.tables import HEADER_EVERY, markdown_lines
 from notso.documents.values import UnreadableError
@@ -175,6 +178,52 @@ def test_xlsx_sheet_is_read_as_a_table() -> None:
     document = read_here(xlsx(cells), "a.xlsx")
     assert document.text == "## Prices\n\n| Fruit | Price |\n| --- | --- |\n| pear | 0.3 |"
     assert document.kind == "XLSX"
+
+
+def test_integers_of_spreadsheets_keep_their_digits() -> None:
+    values = {"1234567890123456": "1234567890123456", "1e15": "1000000000000000", "-3": "-3", "1e300": "1e+300"}
+    cells = "".join(f'<row r="{at}"><c r="A{at}"><v>{each}</v></c></row>' for at, each in enumerate(values, start=1))
+    rows = read_here(xlsx(cells), "a.xlsx").text.splitlines()[2:]
+    assert [row.strip("| ") for row in rows if "---" not in row] == list(values.values())
+
+
+@pytest.mark.parametrize(
+    ("cells", "missing"),
+    [
+        ('<c r="A1"><v>1</v></c><c r="B1"><f>A1+1</f><v>2</v></c>', 0),
+        ('<c r="A1"><v>1</v></c><c r="B1"><f>A1+1</f><v></v></c><c r="C1"><f>A1+2</f></c>', 2),  # openpyxl, exceljs
+        ('<c r="A1"><v>1</v></c><c r="B1" t="str"><f>""</f><v></v></c>', 0),
+        ('<c r="A1"><v>1</v></c><c r="B1"><f t="shared" si="0"/></c>', 1),
+        ('<c r="A1"><v>1</v></c>' + '<c r="B1"><f>A1+1</f></c>' * 9_000, 9_000),
+    ],
+)
+def test_formulas_without_results_are_reported(cells: str, missing: int) -> None:
+    reported = f"formulas whose results may be missing: {missing:,}; save the file in a spreadsheet program"
+    assert read_here(xlsx(f'<row r="1">{cells}</row>'), "a.xlsx").warnings == ((reported,) if missing else ())
+
+
+def test_results_that_a_program_is_asked_to_compute_are_reported() -> None:
+    """XlsxWriter stores 0 as the result of each formula."""
+    workbook = archives.Archive(io.BytesIO(xlsx(""))).read("xl/workbook.xml").decode()
+    workbook = workbook.replace("</workbook>", '<calcPr fullCalcOnLoad="1"/></workbook>')
+    made = xlsx('<row r="1"><c r="A1"><f>1+1</f><v>0</v></c></row>', **{"xl/workbook.xml": workbook})
+    assert "may be missing: 1" in read_here(made, "a.xlsx").warnings[0]
+
+
+def test_ods_with_indented_xml_is_read() -> None:
+    """SheetJS indents it, and the library does not accept this."""
+    row = '<table:table-row table:number-rows-repeated="2">\n {}</table:table-row>\n'
+    cells = (f"<table:table-cell><text:p>{each}</text:p></table:table-cell>\n" for each in ("a", "b"))
+    table = f'<table:table table:name="S">\n{row.format("".join(cells))}</table:table>\n'
+    assert read_here(odt(table, "spreadsheet"), "a.ods").text == "| a | b |\n| --- | --- |\n| a | b |"
+
+
+def test_xlsb_cells_that_would_be_skipped_are_refused() -> None:
+    """SheetJS writes cells without a column, which the library skips. 0: a row; 17: a short cell."""
+    for kind, sentence in ((17, "XLSB file of an unsupported variant"), (7, "damaged")):
+        sheet = bytes([0x81, 0x01, 0, 0, 2, 1, 1, kind, 0x83, 0x00, 1, 1, 1])
+        with pytest.raises(UnreadableError, match=sentence):
+            read_here(xlsx("", **{"xl/worksheets/sheet1.bin": sheet, "xl/workbook.xml": "<x"}), "a.xlsb")
 
 
 def test_pdf_pages_are_read_without_headers_and_footers() -> None:

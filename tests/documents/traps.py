@@ -387,7 +387,7 @@ BOMBS: dict[str, Trap] = {
             "</table:table-row></table:table>",
             "spreadsheet",
         ),
-        OVER + "|has more than 2,000,000 cells|is damaged",
+        OVER + "|has more than 2,000,000 cells|is damaged|repeats a row more than 1,000 times",
     ),
     "a petabyte in a chain of filters": (
         *("a.pdf", lambda: pdf([deflated(bytes(1 << 30 >> 4), 3)])),

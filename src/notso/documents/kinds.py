@@ -93,9 +93,11 @@ def read(
     if container == "zip":
         kind = _zip_kind(file, warnings)
         readers = {"DOCX": office.read_docx, "PPTX": office.read_pptx, "ODT": office.read_odt, "EPUB": office.read_epub}
-        return kind, lambda: office.office_title(file), readers.get(kind, read_spreadsheet)(file)
+        reader = readers.get(kind)
+        sheets = _read_ods if kind == "ODS" else read_spreadsheet
+        return kind, lambda: office.office_title(file), reader(file) if reader else sheets(file, warnings)
     if container == "ole":
-        return "XLS", str, _read_ole(file)
+        return "XLS", str, _read_ole(file, warnings)
     file.seek(0)
     return _read_text(file.read(), extension, warnings)
 
@@ -118,7 +120,17 @@ def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
     raise UnreadableError("is an archive; attach the files in it instead", "document_archive")
 
 
-def _read_ole(file: BinaryIO) -> Iterator[str]:
+def _read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
+    try:
+        yield from list(read_spreadsheet(file, warnings))
+    except UnreadableError as error:
+        if error.code != "document_damaged":
+            raise
+        # The library does not accept XML with indentation, which SheetJS writes.
+        yield from office.read_odt(file)
+
+
+def _read_ole(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     file.seek(0)
     data = file.read()
     errors = {
@@ -132,7 +144,7 @@ def _read_ole(file: BinaryIO) -> Iterator[str]:
     for stream, error in errors.items():
         if stream.encode("utf-16-le") in data:
             raise error
-    yield from read_spreadsheet(file)
+    yield from read_spreadsheet(file, warnings)
 
 
 def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:

@@ -53,6 +53,12 @@ class _Page:
         if self.tables:
             self.tables[-1].append([])
 
+    def repeat_row(self, times: int) -> None:
+        if self.tables and self.tables[-1] and any(self.tables[-1][-1]):
+            if times > MAX_REPEATED:
+                raise UnreadableError(f"repeats a row more than {MAX_REPEATED:,} times")
+            self.tables[-1] += [self.tables[-1][-1]] * times
+
     def start_cell(self) -> None:
         if self.tables and self.tables[-1]:
             self.tables[-1][-1].append([])
@@ -115,6 +121,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     _refuse_encrypted_odf(archive)
     page, skip_depth, reading_start = _Page(), 0, 0
     main, notes, citation = page, _Page(), ""  # `page` is the main text or the notes
+    repeated = 1  # number of rows that the current row stands for
     superscripts = _superscript_styles(_optional_events(archive, "styles.xml"))
     superscripts |= _superscript_styles(xml_events(archive.pieces("content.xml")))
     raises: list[bool] = []  # whether each open span is a superscript
@@ -152,6 +159,9 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             (page.start_table if start else page.end_table)()
         elif event.name == "table-row" and start:
             page.start_row()
+            repeated = _count(event, "number-rows-repeated")
+        elif event.name == "table-row":
+            page.repeat_row(repeated - 1)
         elif event.name in ("table-cell", "covered-table-cell"):
             page.end_paragraph()
             if start:
