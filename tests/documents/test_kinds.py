@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 
 import pytest
 from documents.made import A, W, cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
@@ -168,6 +170,26 @@ def test_epub_chapters_are_read_in_order() -> None:
         "a.epub",
     )
     assert document.text == "# First\n\na\n\nsecond" and len(document.pages) == 2
+
+
+def test_unreadable_chapters_do_not_prevent_reading_a_book() -> None:
+    document = read_here(epub({"a": "<p>a", "b": "\x89PNG\0", "../../c": "", "d": "<p>d"}), "a.epub")
+    assert document.text == "a\n\nd"
+    assert document.warnings == ("2 of 4 chapters cannot be read and were left out",)
+
+
+def test_data_in_text_is_omitted() -> None:
+    image = base64.b64encode(bytes(range(256)) * 8 + b"ab").decode()
+    wrapped = "\n".join(image[at : at + 76] for at in range(0, len(image), 76))
+    for text, shown in (
+        (f"![](data:image/png;base64,{image})\nend", "![](data:image/png;base64,[data left out])\nend"),
+        (f"<binary>\n{wrapped}\n</binary>", "<binary>\n[data left out]\n</binary>"),
+        (json.dumps({"image/png": wrapped + "\n", "a": 1}), '{"image/png": "[data left out]\\n", "a": 1}'),
+    ):
+        document = read_here(text.encode(), "a.md")
+        assert document.text == shown and document.warnings == ("embedded data left out: 1",)
+    for kept in ("ACGT" * 900, "0123456789abcdef" * 100, image[:900], "a/b" * 600):
+        assert read_here(kept.encode(), "a.txt").text == kept
 
 
 def test_xlsx_sheet_is_read_as_a_table() -> None:

@@ -228,6 +228,8 @@ OFFICE: dict[str, Trap] = {
         lambda: epub({}, **{"OPS/a": "safe", "OPS/book.opf": f'<p><item id="a" href="a"/>{ITEM * 10_000}</p>'}),
         "",
     ),
+    "RTF": ("a.rtf", lambda: b"{\\rtf1\\ansi a}", "is an RTF document; save it as DOCX"),
+    "RTF named DOC": ("a.doc", lambda: b"\n{\\rtf1\\ansi a}", "is an RTF document; save it as DOCX"),
     "10,001 chapters": (
         *("a.epub", lambda: epub({}, **{"OPS/book.opf": f"<p>{ITEM * 10_001}</p>"})),
         "has more than 10,000 chapters",
@@ -256,6 +258,14 @@ OFFICE: dict[str, Trap] = {
 PDFS: dict[str, Trap] = {
     "cut short": ("a.pdf", lambda: b"%PDF-1.7\n1 0 obj", "is damaged: it is not a complete PDF"),
     "no pages": ("a.pdf", lambda: pdf([]), "is damaged"),
+    "dynamic XFA form": (
+        "a.pdf",
+        lambda: pdf(
+            [stream(made.text_operators(["Please wait..."]))],
+            catalog=b"/NeedsRendering true /AcroForm << /XFA 20 0 R /Fields [] >>",
+        ),
+        "is a dynamic XFA form; print it to a PDF file",
+    ),
     "10,001 pages": ("a.pdf", lambda: _pages(10_001), "has more than 10,000 pages"),
     "claims 10^9 pages": (
         "a.pdf",

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal
 from notso.documents import office, pdf
 from notso.documents.archives import Archive
 from notso.documents.markup import html_text
-from notso.documents.plain import decode_guessing, email_text
+from notso.documents.plain import decode_guessing, email_text, omit_data
 from notso.documents.tables import format_delimited, read_spreadsheet
 from notso.documents.values import UnreadableError
 
@@ -92,10 +92,10 @@ def read(
         return "PDF", lambda: pdf.pdf_title(file), pdf.read_pdf(file, warnings, announce)
     if container == "zip":
         kind = _zip_kind(file, warnings)
-        readers = {"DOCX": office.read_docx, "PPTX": office.read_pptx, "ODT": office.read_odt, "EPUB": office.read_epub}
-        reader = readers.get(kind)
-        sheets = _read_ods if kind == "ODS" else read_spreadsheet
-        return kind, lambda: office.office_title(file), reader(file) if reader else sheets(file, warnings)
+        readers = {"DOCX": office.read_docx, "PPTX": office.read_pptx, "ODT": office.read_odt}
+        others = {"EPUB": office.read_epub, "ODS": _read_ods, "XLSX": read_spreadsheet}
+        pages = readers[kind](file) if kind in readers else others[kind](file, warnings)
+        return kind, lambda: office.office_title(file), pages
     if container == "ole":
         return "XLS", str, _read_ole(file, warnings)
     file.seek(0)
@@ -150,6 +150,8 @@ def _read_ole(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, Callable[[], str], Iterator[str]]:
     if not data.strip():
         raise UnreadableError("is empty", "document_empty")
+    if data.lstrip().startswith(b"{\\rtf"):
+        raise UnreadableError("is an RTF document; save it as DOCX", "document_rtf")
     text, guessed = decode_guessing(data, is_markup=extension in ("html", "htm", "xhtml", "xml"))
     start = text.lstrip()[:500].lower()
     if extension == "eml":
@@ -164,6 +166,9 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
         if not shown.strip():
             raise UnreadableError("shows no text", "document_no_text")
         return "HTML", lambda: title, iter((shown,))
+    text, omitted = omit_data(text)
+    if omitted:
+        warnings.append(f"embedded data left out: {omitted}")
     if extension in ("csv", "tsv"):
         return "CSV", str, iter((format_delimited(text),))
     kinds = {"md": "Markdown", "markdown": "Markdown", "json": "JSON", "jsonl": "JSON", "xml": "XML", "log": "log"}

@@ -180,8 +180,8 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         yield f"## Footnotes\n\n{text}"
 
 
-def read_epub(file: BinaryIO) -> Iterator[str]:
-    """Yield the chapters of a book in order."""
+def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
+    """Yield the chapters of a book in order. Raises UnreadableError if none can be read."""
     archive = Archive(file)
     if "META-INF/rights.xml" in archive.names:
         raise UnreadableError("is protected by DRM", "document_protected")
@@ -196,11 +196,20 @@ def read_epub(file: BinaryIO) -> Iterator[str]:
             spine.append(event.attributes.get("idref", ""))
     if len(spine) > MAX_PAGES:
         raise UnreadableError(f"has more than {MAX_PAGES:,} chapters", "document_pages", limit=MAX_PAGES)
-    for each in dict.fromkeys(spine):
-        name = _resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
-        _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0])
+    chapters, problems = dict.fromkeys(spine), list[UnreadableError]()
+    for each in chapters:
+        try:
+            name = _resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
+            _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0])
+        except UnreadableError as error:  # a missing file or an image
+            problems.append(error)
+            continue
         if text:
             yield text
+    if len(problems) == len(chapters) and problems:
+        raise problems[0]
+    if problems:
+        warnings.append(f"{len(problems)} of {len(chapters)} chapters cannot be read and were left out")
 
 
 def office_title(file: BinaryIO) -> str:

@@ -35,6 +35,8 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         if error.err_code in (_PASSWORD, _SECURITY):
             raise UnreadableError("is encrypted", "document_encrypted") from None
         raise UnreadableError("is damaged: it is not a complete PDF", "document_damaged") from None
+    if document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FULL:  # its only page asks to wait or to use Acrobat
+        raise UnreadableError("is a dynamic XFA form; print it to a PDF file", "document_xfa")
     with suppress(pypdfium2.PdfiumError):
         document.init_forms()
     count = len(document)

@@ -57,6 +57,9 @@ _LABELS = {
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
+# Images in Markdown, notebooks, e-books and other texts: one line, or lines of equal length.
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
+MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
 
 
@@ -114,6 +117,21 @@ def _require_text(text: str) -> str:
     if "\0" in sample or len(_UNTEXTUAL.findall(sample)) > MAX_UNTEXTUAL_SHARE * len(sample):
         raise UnreadableError("is neither text nor any other kind of file that can be read", "document_not_text")
     return text
+
+
+def omit_data(text: str) -> tuple[str, int]:
+    """Return text without data in Base64, and how many pieces of data were omitted."""
+    omitted = 0
+
+    def shortened(found: re.Match[str]) -> str:
+        nonlocal omitted
+        data = found[0]
+        if len(data) < MIN_DATA_CHARACTERS or not all(re.search(each, data) for each in ("[a-z]", "[A-Z]", "[0-9]")):
+            return data  # such as a sequence of amino acids or hexadecimal digits
+        omitted += 1
+        return "[data left out]" + data[len(data.rstrip()) :]
+
+    return _BASE64.sub(shortened, text), omitted
 
 
 def email_text(data: bytes) -> tuple[str, str, list[str]]:
