@@ -186,3 +186,13 @@ def patched(data: bytes, name: bytes, offset: int, form: str, *values: int) -> b
     assert data[at : at + 4] == b"PK\x01\x02"
     changed = struct.pack(form, *values)
     return data[: at + offset] + changed + data[at + offset + len(changed) :]
+
+
+def chrome_pdf(word: str) -> bytes:
+    """Create a PDF with a word written from right to left, as Chrome does: letters from left to right, each declared
+    separately."""
+    letters = b"".join(
+        b"/Span<</ActualText <FEFF%s> >> BDC\n(A) Tj\nEMC\n" % letter.encode("utf-16-be").hex().encode()
+        for letter in reversed(word)
+    )
+    return pdf([stream(b"BT /F1 12 Tf 50 700 Td\n/ReversedChars BMC\n%sEMC\nET" % letters)])

@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from documents.made import A, W, cell, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
+from documents.made import A, W, cell, chrome_pdf, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
 from documents.test_traps import read_here
 
 from notso.documents import archives
@@ -258,6 +258,11 @@ def test_pdf_pages_are_read_without_headers_and_footers() -> None:
 
 def test_values_of_pdf_form_fields_and_text_annotations_are_read() -> None:
     assert read_here(form_pdf("Jane", "a remark"), "a.pdf").text == "Name:\nJane a remark"
+
+
+def test_letters_of_words_from_right_to_left_are_in_reading_order() -> None:
+    assert read_here(chrome_pdf("مرحبا"), "a.pdf").text == "مرحبا"
+    assert read_here(chrome_pdf("שלום"), "a.pdf").text == "שלום"
 
 
 def test_hyphenated_words_are_joined() -> None:

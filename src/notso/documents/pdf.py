@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import compress
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean, too_many_characters
 
@@ -21,6 +21,7 @@ MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
 _DIGITS = re.compile(r"\d+")
+_FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\ufdfb\ufe70-\ufefc]{2,}")
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 
@@ -59,7 +60,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
             left -= max(0, characters)
             if left < 0:
                 raise too_many_characters()
-            text = join_hyphenated(text_page.get_text_range()) if characters > 0 else ""
+            text = join_hyphenated(_reading_order(text_page, characters)) if characters > 0 else ""
             text_page.close()
             page.close()
         except pypdfium2.PdfiumError:
@@ -77,6 +78,28 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     elif empty:
         warnings.append(f"{empty} of {count} pages have no text; they may be scanned")
     yield from remove_margins(pages)
+
+
+def _reading_order(text_page: Any, characters: int) -> str:
+    # Returns the text with each word of a script written from right to left in reading order. PDFium returns the
+    # letters of Chrome's PDF files from left to right, because Chrome declares the text of each letter separately.
+    import pypdfium2
+
+    text: str = text_page.get_text_range()
+    at, pieces = 0, list[str]()
+    for word in _FROM_THE_RIGHT.finditer(text):
+        centers: list[float] = []
+        for position in range(*word.span()):
+            left, _, right, _ = text_page.get_charbox(
+                pypdfium2.raw.FPDFText_GetCharIndexFromTextIndex(text_page, position)
+            )
+            centers.append(left + right)
+        letters = list(zip(centers, word[0], strict=True))
+        if centers[0] < centers[-1]:
+            letters.sort(key=lambda each: -each[0])  # letters of a ligature, which have one place, keep their order
+        pieces += [text[at : word.start()], *(letter for _, letter in letters)]
+        at = word.end()
+    return "".join([*pieces, text[at:]])
 
 
 def pdf_title(file: BinaryIO) -> str:
