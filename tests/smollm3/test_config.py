@@ -102,6 +102,13 @@ def test_invalid_float_is_refused_by_key(key: str, value: Any) -> None:
         SmolLM3Config.from_metadata(OFFICIAL | {f"smollm3.{key}": value})
 
 
+@pytest.mark.parametrize("architecture", ["smollm3", None], ids=["the first part", "another part"])
+def test_parts_of_a_split_model_are_refused_by_name(architecture: str | None) -> None:
+    assert read(split__count=1, split__no=0) == read()
+    with pytest.raises(ModelFileError, match="it is one of 3 parts of a model; merge them with llama-gguf-split"):
+        read(split__count=3, split__no=1, general__architecture=architecture)
+
+
 YARN = {"smollm3__rope__scaling__type": "yarn", "smollm3__rope__scaling__factor": 2.0}
 
 
@@ -138,6 +145,7 @@ def test_unsupported_architecture_is_refused(architecture: Any) -> None:
             {"smollm3__rope__scaling__type": "linear"},
             "scaling.type' is 'linear'; the only supported RoPE scaling is YaRN",
         ),
+        ({"smollm3__rope__scale_linear": 4.0}, "rope.scale_linear is 4.0; the only supported RoPE scaling is YaRN"),
         ({"smollm3__rope__scaling__factor": 2.0}, "scaling.factor' is 2.0; the only supported RoPE scaling is YaRN"),
         ({"smollm3__rope__scaling__type": "yarn"}, "rope.scaling.factor must be a number"),
         (YARN | {"smollm3__rope__scaling__attn_factor": 0.0}, "rope.scaling.attn_factor must be a number from 0.001"),

@@ -97,6 +97,9 @@ class SmolLM3Config:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
         """Parse metadata. Raises ModelFileError."""
+        parts = metadata.get("split.count")
+        if isinstance(parts, int) and parts > 1:
+            raise ModelFileError(f"it is one of {parts} parts of a model; merge them with llama-gguf-split --merge")
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise ModelFileError(f"general.architecture is {quoted(architecture)}; supported: {ARCHITECTURE!r}")
@@ -203,6 +206,11 @@ def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRa
             attn_factor=_number(metadata, "rope.scaling.attn_factor", ramp.attn_factor),
         )
         scaling = {name: value for name, value in scaling.items() if name not in _YARN_KEYS}
+    linear = metadata.get(f"{ARCHITECTURE}.rope.scale_linear", 1.0)  # llama.cpp also reads the key of older files
+    if linear != 1.0:
+        raise ModelFileError(
+            f"{ARCHITECTURE}.rope.scale_linear is {quoted(linear)}; the only supported RoPE scaling is YaRN"
+        )
     for name, value in scaling.items():
         if name not in NEUTRAL_SCALING or value != NEUTRAL_SCALING[name]:
             raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; the only supported RoPE scaling is YaRN")
