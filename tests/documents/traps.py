@@ -228,6 +228,10 @@ OFFICE: dict[str, Trap] = {
         lambda: epub({}, **{"OPS/a": "safe", "OPS/book.opf": f'<p><item id="a" href="a"/>{ITEM * 10_000}</p>'}),
         "",
     ),
+    "deep formula": (
+        *("a.html", lambda: b"<math>" + b"<mfrac>" * 100_000 + b"</msup>" * 100_000),
+        "has a formula nested more than 500 levels deep",
+    ),
     "RTF": ("a.rtf", lambda: b"{\\rtf1\\ansi a}", "is an RTF document; save it as DOCX"),
     "RTF named DOC": ("a.doc", lambda: b"\n{\\rtf1\\ansi a}", "is an RTF document; save it as DOCX"),
     "10,001 chapters": (

@@ -9,6 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from notso.documents.values import UnreadableError
+
+MAX_DEPTH = 500
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
@@ -65,7 +68,10 @@ class Formula:
         self._open = [_Element("", {})]
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Raises UnreadableError if elements are nested too deeply."""
         self._open.append(_Element(name, attributes))
+        if len(self._open) > MAX_DEPTH:
+            raise UnreadableError(f"has a formula nested more than {MAX_DEPTH:,} levels deep", "document_deep")
 
     def add(self, text: str) -> None:
         if not (text.isspace() and "\n" in text):  # indentation

@@ -129,6 +129,12 @@ def test_search_references_are_removed_from_the_text() -> None:
     assert found.chats[0][1][0].content == "It rains. Often." and found.left_out["references"] == 1
 
 
+def test_text_of_librechat_that_is_also_a_part_is_imported_once() -> None:
+    answer = {"messageId": "1", "isCreatedByUser": False, "text": "Yes.", "content": [{"type": "text", "text": "Yes."}]}
+    found = read(json.dumps({"conversationId": "1", "title": "T", "messages": [answer]}).encode())
+    assert found.chats[0][1][0].content == "Yes."
+
+
 def test_openai_content_parts_are_imported_as_text() -> None:
     parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     found = read(json.dumps([{"role": "user", "content": parts}]).encode())

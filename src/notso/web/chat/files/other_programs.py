@@ -604,7 +604,7 @@ def _librechat(document: JSON, reader: ExportReader) -> JSON:
 
 
 def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> None:
-    texts, thoughts = [reader.text(message.get("text"))], []
+    texts, thoughts = list[str](), list[str]()
     for part in message.get("content") or []:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
@@ -620,7 +620,8 @@ def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> N
             node.state = "failed"
             text = part.get("error") or part.get("text")
             node.note = reader.text(text.get("value") if isinstance(text, dict) else text)[:1000]
-    node.content = "\n\n".join(filter(None, texts))
+    # Messages of assistants have their text twice.
+    node.content = "\n\n".join(filter(None, texts)) or reader.text(message.get("text"))
     node.reasoning = "\n\n".join(filter(None, thoughts))
     node.created_ms = _to_ms(message.get("createdAt"))
     if node.role == "assistant":
