@@ -134,13 +134,15 @@ def test_readable_files_are_attached_and_others_rejected(
     page.locator("#files").set_input_files(
         [tmp_path / name for name in ("notes.md", "picture.png", "big.txt", "old.txt")]
     )
-    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "old.txt"])
+    old = "old.txttext, 13 characters"
+    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", old])
+    expect(page.locator("#attachments")).to_contain_text("its encoding was guessed: Windows-1252")
     expect(page.locator("#attachments")).to_contain_text("picture.png is not a text file (UTF-8). Images")
     expect(page.locator("#attachments")).to_contain_text("big.txt is larger than 200 kB")
     for name, content in (("paper.pdf", text_pdf(["Its bird is a stork."])), ("scan.pdf", pdf([stream(b"")]))):
         (tmp_path / name).write_bytes(content)
     page.locator("#files").set_input_files([tmp_path / "paper.pdf", tmp_path / "scan.pdf"])
-    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", "old.txt", "paper.pdfPDF, 20 characters"])
+    expect(page.locator("#attachments .attached")).to_have_text(["notes.md", old, "paper.pdfPDF, 20 characters"])
     expect(page.locator("#attachments")).to_contain_text("scan.pdf has no text: it is probably a scan")
     picture(page)
     begin(page, "What is the word?")

@@ -2,7 +2,7 @@
 // files that are not recognized as text; the form then contains their ids or, in a temporary chat, their text.
 {
   const BYTES = 200_000, DOCUMENT_BYTES = 16 * 1024 * 1024, FILES = 8, PASTED_CHARACTERS = 2500, LOOK_MS = 300;
-  const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|odt|epub|xls[xmb]?|ods|eml|msg)$/;
+  const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|odt|epub|xls[xmb]?|ods|eml|msg|rtf)$/;
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const list = document.getElementById("attachments");
@@ -107,13 +107,10 @@
         const bytes = await file.arrayBuffer();
         const mark = String(new Uint8Array(bytes.slice(0, 2))); // byte order mark
         const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark];
-        const decoded = (name) => new TextDecoder(name, { fatal: true }).decode(bytes);
-        let content;
-        try { content = decoded(encoding ?? "utf-8"); }
-        catch (error) { if (encoding) throw error; content = decoded("windows-1252"); }
+        const content = new TextDecoder(encoding ?? "utf-8", { fatal: true }).decode(bytes);
         if (/[\0-\x08\x0e-\x1a\x1c-\x1f]/.test(content)) throw new TypeError(); // control characters: not text
         attach(file.name, content);
-      } catch {
+      } catch { // the server guesses older encodings
         if (/^(image|audio|video)\//.test(file.type)) refuse(file.name, "notText");
         else await readByServer(file, extension);
       }
