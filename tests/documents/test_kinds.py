@@ -83,6 +83,17 @@ def test_paragraphs_of_docx_that_leave_a_list_have_no_bullet() -> None:
     assert read_here(docx(body), "a.docx").text == "- in\n\nout"
 
 
+def test_choices_in_forms_and_symbols_of_docx_are_read() -> None:
+    box = "<w:r><w:fldChar w:fldCharType='begin'><w:ffData><w:checkBox>{}</w:checkBox></w:ffData></w:fldChar></w:r>"
+    states = ("", '<w:default w:val="1"/>', '<w:default w:val="1"/><w:checked w:val="0"/>', "<w:checked/>")
+    boxes = "".join(box.format(f"<w:sizeAuto/>{state}") for state in states)
+    fonts = (("Wingdings", "F0FE f0a8 FC"), ("Symbol", "F06D F0A3 F071 F0B0"), ("Other", "F041 x F0FE"))
+    signs = "".join(
+        f'<w:r><w:sym w:font="{font}" w:char="{char}"/></w:r>' for font, codes in fonts for char in codes.split()
+    )
+    assert read_here(docx(f"<w:p>{boxes}{signs}</w:p>"), "a.docx").text == "☐☒☐☒☑☐✓μ≤θ°"
+
+
 def test_table_headings_of_libreoffice_are_not_headings() -> None:
     styles = f'<w:styles {W}><w:style w:styleId="T"><w:name w:val="Table Heading"/></w:style></w:styles>'
     table = GRID.format(f"<w:tr><w:tc>{paragraph('Name', 'T')}</w:tc></w:tr>")

@@ -22,6 +22,19 @@ MAX_REPEATED = 1_000
 """Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
 numbers."""
 
+_TRUE = ("1", "true", "on")
+# Characters of fonts without Unicode: font -> code -> character.
+_SYMBOLS = {
+    "Wingdings": dict(zip(b"o\xa8q\xfex\xfd\xfc\xfb\xe0", "☐☐☐☑☒☒✓✗→", strict=True)),
+    "Wingdings 2": dict(zip(b"\xa3RTPO", "☐☑☒✓✗", strict=True)),
+    "Symbol": dict(
+        zip(
+            b"ABGDEZHQIKLMNXOPRSTUFCYWabgdezhqiklmnxoprstufcyw\xa3\xb3\xb1\xb4\xb0\xb9\xbb\xa5\xb6\xd6\xe5\xf2\xae\xb8\xce",
+            "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω≤≥±×°≠≈∞∂√∑∫→÷∈",
+            strict=True,
+        )
+    ),
+}
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
@@ -301,6 +314,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
     page, skip_depth, in_text = _Page(), 0, False
     reading, reading_start = "", 0
     is_raised = is_hidden = False  # properties of the current run
+    is_checked = False
     for event in _formulas_as_text(events):
         start = event.kind == "start"
         # For older programs, a Fallback element repeats the content of the Choice element before it.
@@ -323,7 +337,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
         elif event.name == "vertAlign" and start:
             is_raised = event.attributes.get("val") == "superscript"
         elif event.name == "vanish" and start:
-            is_hidden = event.attributes.get("val", "1") not in ("0", "false", "off")
+            is_hidden = event.attributes.get("val", "1") in _TRUE
         elif event.name == "p":
             page.end_paragraph()
             is_raised = is_hidden = False
@@ -350,6 +364,14 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
                     page.start_cell()
         elif event.name == "gridSpan" and start and page.spans:
             page.spans[-1] = min(MAX_REPEATED, _count(event, "val"))
+        elif event.name == "checkBox":  # a form field; its states are in elements within it
+            if not start:
+                page.paragraph.append("\u2612" if is_checked else "\u2610")
+            is_checked = False
+        elif start and event.name in ("default", "checked"):
+            is_checked = event.attributes.get("val", "1") in _TRUE
+        elif start and event.name == "sym":
+            page.paragraph.append(_symbol(event.attributes))
         elif start and event.name in ("tab", "noBreakHyphen"):
             # A `tab` element with a position is a tab stop, not a tab character.
             if "pos" not in event.attributes:
@@ -366,6 +388,12 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
                 yield page.text()
                 page.prefix = prefix
     yield page.text()
+
+
+def _symbol(attributes: Mapping[str, str]) -> str:
+    code = attributes.get("char", "")
+    number = int(code, 16) & 0xFF if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
+    return _SYMBOLS.get(attributes.get("font", ""), {}).get(number, "")
 
 
 def _slide_text(events: Iterator[XMLEvent]) -> str:
