@@ -274,6 +274,25 @@ def test_message_lists_of_an_archive_are_separate_chats() -> None:
     assert spoken(archive) == [CATS, [("user", "Dogs?", ""), ("assistant", "They bark.", "")]]
 
 
+def test_chats_in_a_table_of_messages_are_separate() -> None:
+    """LobeChat exports one list of all messages, and Jan's messages name their thread."""
+
+    def row(message: Any, session: str, topic: str | None, second: int) -> Any:
+        return message | {"sessionId": session, "topicId": topic, "createdAt": f"2025-01-01T00:00:0{second}Z"}
+
+    dogs = {"role": "user", "content": "Dogs?"}
+    rows = [row(ANSWERED, "s", "a", 2), row(dogs, "s", "b", 3), row(ASKED, "s", "a", 1), row(dogs, "t", None, 4)]
+    asked = [("user", "Dogs?", "")]
+    assert spoken({"exportType": "all", "state": {"messages": rows}}) == [CATS, asked, asked]
+    threads = [ASKED | {"thread_id": "1"}, dogs | {"thread_id": "2"}, ANSWERED | {"thread_id": "1"}]
+    for body in (lines(*threads), threads, {"messages": threads}):
+        assert spoken(body) == [CATS, [("user", "Dogs?", "")]]
+    unordered = [ASKED | {"chat_id": "1", "createdAt": 2}, ANSWERED | {"chat_id": "1", "createdAt": {}}]
+    assert spoken(unordered) == [CATS]
+    mixed = [ASKED | {"session_id": None}, ANSWERED | {"session_id": "1"}, dogs | {"session_id": "2", "createdAt": {}}]
+    assert spoken(mixed) == [[*CATS, ("user", "Dogs?", "")]]
+
+
 # ---- unreadable input
 
 

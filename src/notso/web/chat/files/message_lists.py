@@ -24,6 +24,8 @@ _ROLES = {
 _CONTENTS = ("content", "text", "value", "mes", "parts", "contentParts", "fragments")
 _REASONING = ("reasoning_content", "reasoning", "thinking", "aText")
 _TITLES = ("title", "name", "topic", "chatTitle", "userTitle", "autoTitle")
+_CHAT_KEYS = ("sessionId", "session_id", "thread_id", "history_id", "conversationId", "conversation_id", "chat_id")
+_TIMES = ("createdAt", "created_at")
 _SYSTEM_PROMPTS = ("system", "systemPrompt", "system_prompt")
 THOUGHTS = re.compile(r"\s*(?:<think>(.*?)</think>|:::thinking\n(.*?)\n:::)\s*", re.DOTALL)
 """Reasoning at the beginning of an answer."""
@@ -49,11 +51,32 @@ def find_lists(value: Any, depth: int = MAX_DEPTH) -> Iterator[JSON]:
         for name in ("messages", "conversations"):
             listed = value.get(name)
             if isinstance(listed, list) and any(map(is_message, listed)):
-                yield {**value, "messages": listed}
+                yield from separate_chats({**value, "messages": listed})
                 return
     if depth:
         for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from find_lists(each, depth - 1)
+
+
+def separate_chats(document: JSON) -> Iterator[JSON]:
+    """Yield the chats of a document whose list of messages may be a table of a database, as in LobeChat's exports.
+
+    In a table, each message has the id of its chat, and the order is that of the times.
+    """
+    listed = document["messages"]
+    key = next((name for name in _CHAT_KEYS if all(isinstance(each, dict) and each.get(name) for each in listed)), None)
+    if key is None or not listed:
+        yield document
+        return
+    chats: dict[str, list[JSON]] = {}
+    for message in listed:
+        chats.setdefault(f"{message[key]} {message.get('topicId')}", []).append(message)
+    for messages in chats.values():
+        times: list[Any] = [next((each[name] for name in _TIMES if each.get(name)), None) for each in messages]
+        kinds = set(map(type, times))
+        if kinds <= {int, float} or kinds == {str}:
+            messages = [each for _, each in sorted(zip(times, messages, strict=True), key=lambda pair: pair[0])]
+        yield ({} if len(chats) > 1 else document) | {"messages": messages}
 
 
 def to_openai(document: JSON, reader: Reader) -> JSON:
@@ -62,10 +85,7 @@ def to_openai(document: JSON, reader: Reader) -> JSON:
     system = next(filter(None, prompts), "")
     messages: list[JSON] = [{"role": "system", "content": system}] if system else []
     waiting: dict[str, str] = {}  # calls of the last answer without a result: id -> name of the function
-    listed = document["messages"]
-    if all(isinstance(each, dict) and "history_id" in each for each in listed):  # Page Assist sorts by random ids
-        listed = sorted(listed, key=lambda each: each.get("createdAt") or 0)
-    for message in listed:
+    for message in document["messages"]:
         role = _role(message) if isinstance(message, dict) else None
         if role is None:
             messages.append(message)  # refused when the chat is validated

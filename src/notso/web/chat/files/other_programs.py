@@ -18,7 +18,14 @@ from itertools import chain
 from typing import Any, Literal
 
 from notso.web.chat.files.documents import END_OF_FILE, ImportFormatError, JsonDocument, omitted_kind
-from notso.web.chat.files.message_lists import MAX_SYSTEM_PROMPT, THOUGHTS, find_lists, is_message, to_openai
+from notso.web.chat.files.message_lists import (
+    MAX_SYSTEM_PROMPT,
+    THOUGHTS,
+    find_lists,
+    is_message,
+    separate_chats,
+    to_openai,
+)
 from notso.web.values.durations import current_ms
 
 JSON = dict[str, Any]
@@ -164,8 +171,8 @@ class ExportReader:
                 yield from self._convert(_llama_cpp, session)
                 session = None
             if value is None:
-                if any(map(is_message, listed)):
-                    yield from self._convert(to_openai, {"messages": listed}, "openai")
+                for each in separate_chats({"messages": listed}) if any(map(is_message, listed)) else ():
+                    yield from self._convert(to_openai, each, "openai")
                 listed = []
             elif isinstance(value, dict) and value.get("type") == "session":
                 session = {"conv": value, "messages": []}
@@ -174,7 +181,8 @@ class ExportReader:
             elif isinstance(value, dict) and (read := _detect_format(value)) is not None:
                 yield from self._convert(read, value)
             elif isinstance(value, dict) and isinstance(value.get("messages"), list):
-                yield from self._convert(to_openai, value, "openai")
+                for each in separate_chats(value):
+                    yield from self._convert(to_openai, each, "openai")
             elif isinstance(value, dict) and "messages" in value:
                 invalid = ImportFormatError("import_invalid", place="messages", reason="a list is required")
                 self._problem = self._problem or invalid
