@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from documents.made import form_pdf, text_pdf
+from documents.made import chrome_pdf, form_pdf, text_pdf, xlsx
 
 from notso.documents import reading
 from notso.documents.reading import DocumentReader, assemble_document, parse_frames
@@ -130,6 +130,10 @@ def test_killed_reader_raises_unreadable_error() -> None:
         ("form.pdf", form_pdf("Jane", "a remark"), "Name:\nJane a remark"),
         ("a.html", b"<meta charset=windows-874><table><tr><td rowspan=2>\xa1<td>2<tr><td>3</table>", "| \u0e01 | 2 |"),
         ("a.csv", b'a;b\n1;"x ""y"""\n', '| 1 | x "y" |'),
+        ("gbk.txt", "这是一个简单的中文文本文件。".encode("gbk"), "这是一个简单的中文文本文件。"),
+        ("math.html", b"<math><mfrac><mn>1</mn><mn>3</mn></mfrac></math>", "1/3"),
+        ("chrome.pdf", chrome_pdf("مرحبا"), "مرحبا"),
+        ("a.xlsx", xlsx('<row r="1"><c r="A1"><v>1</v></c><c r="B1"><f>A1</f></c></row>'), "| 1 |"),
         (
             "a.eml",
             b"MIME-Version: 1.0\nContent-Type: multipart/alternative; boundary=b\n\n--b\n\n \n--b\n"
