@@ -29,6 +29,7 @@ def value(text: str) -> str:
     [
         *(("6", "⁶"), ("-12", "⁻¹²"), ("x", "^x"), ("2k", "^(2k)"), (" 2 ", " ² "), ("n", "ⁿ"), ("1,3", "^(1,3)")),
         *(("st", "st"), ("®", "®"), ("[1]", "[1]"), ("°", "°"), ("", ""), (" ", " ")),
+        ("All prices of 2024", "All prices of 2024"),
     ],
 )
 def test_superscripts_are_marked_unless_they_are_words(text: str, shown: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 500
+MAX_RAISED = 12  # longer texts are small print
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
@@ -23,7 +24,7 @@ def raised(text: str) -> str:
     """Return superscript text of a sentence: `m²`, `10⁶`, `e^x`. Words and symbols (`1st`, `®`) are not changed."""
     core = text.strip()
     is_letter = len(core) == 1 and core.isascii() and core.isalpha()
-    if not is_letter and (core.startswith("[") or not re.search("[0-9]", core)):
+    if not is_letter and (core.startswith("[") or len(core) > MAX_RAISED or not re.search("[0-9]", core)):
         return text
     return text.replace(core, _power(core))
 
