@@ -122,6 +122,22 @@ def test_pptx_slides_are_read_in_order_with_notes() -> None:
     assert document.text == "# One\n\n# Two\n\nNotes: say this" and len(document.pages) == 2
 
 
+def test_text_of_smartart_is_read() -> None:
+    points = "".join(f"<d:pt><d:t><a:p><a:r><a:t>{each}</a:t></a:r></a:p></d:t></d:pt>" for each in ("Plan", "Do"))
+    related = {"rId1": ("diagramData", "../diagrams/data1.xml")}
+    document = read_here(
+        pptx(
+            ["<a:p><a:r><a:t>Steps</a:t></a:r></a:p>"],
+            **{
+                "ppt/slides/_rels/slide1.xml.rels": relations(related),
+                "ppt/diagrams/data1.xml": f"<d:dataModel {A} xmlns:d='d'>{points}</d:dataModel>",
+            },
+        ),
+        "a.pptx",
+    )
+    assert document.text == "Steps\n\nPlan\n\nDo"
+
+
 def test_sections_of_pptx_are_not_taken_for_slides() -> None:
     slides = '<p:sldIdLst><p:sldId id="256" r:id="rId1"/></p:sldIdLst>'
     sections = '<p:extLst><s:sldIdLst xmlns:s="sections"><s:sldId id="256"/></s:sldIdLst></p:extLst>'

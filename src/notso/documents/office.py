@@ -121,10 +121,10 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
         text = _slide_text(xml_events(archive.pieces(slide)))
-        for kind, notes in _relationships(archive, slide).values():
-            if kind.endswith("/notesSlide"):
-                notes_text = _slide_text(xml_events(archive.pieces(notes)))
-                text += f"\n\nNotes: {notes_text}" if notes_text else ""
+        for kind, label in (("diagramData", ""), ("notesSlide", "Notes: ")):  # a diagram is SmartArt
+            for relationship, part in _relationships(archive, slide).values():
+                if relationship.endswith(f"/{kind}") and (further := _slide_text(xml_events(archive.pieces(part)))):
+                    text += f"\n\n{label}{further}"
         yield text
 
 
