@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents.made import A, docx, odt, pptx
+from documents.made import A, docx, odt, pdf, pptx, stream
 from documents.test_traps import read_here
 
 from notso.documents.formulas import raised
@@ -72,6 +72,24 @@ def test_superscripts_and_notes_of_odt_do_not_change_numbers() -> None:
         plain = document.text.replace("10⁶", "106")
         assert plain == "In 2020¹ there were 106 H2O\n\nend\n\n## Footnotes\n\n¹ A note.\n\nMore."
     assert "106 H2O" in document.text or "10⁶ H2O" in document.text
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (b"(In 2020) Tj %s (1) Tj %s ( there were 10) Tj %s (6) Tj %s ( things) Tj", "In 2020¹ there were 10⁶ things"),
+        (b"(10) Tj %s (-12) Tj %s 30 0 Td (m) Tj", "10⁻¹² m"),
+        (b"(10) Tj %s (6) Tj %s 0 -20 Td (next) Tj", "10⁶\nnext"),
+        (b"(H) Tj /F1 8 Tf -3 Ts (2) Tj 0 Ts /F1 12 Tf (O) Tj", "H2O"),
+        (b"(Total) Tj /F1 8 Tf 90 3 Td (2) Tj", "Total 2"),
+        (b"(2020) Tj 40 0 Td (1) Tj", "2020 1"),
+    ],
+)
+def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> None:
+    high, normal = b"/F1 8 Tf 5 Ts", b"0 Ts /F1 12 Tf"
+    for change in (high, normal) * shown.count(b"%s"):
+        shown = shown.replace(b"%s", change, 1)
+    assert read_here(pdf([stream(b"BT /F1 12 Tf 50 700 Td %s ET" % shown)]), "a.pdf").text == text
 
 
 @pytest.mark.parametrize(

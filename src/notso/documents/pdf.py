@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import compress
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
+from notso.documents.formulas import raised
 from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean, too_many_characters
 
 T = TypeVar("T")
@@ -22,6 +23,10 @@ MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
 _DIGITS = re.compile(r"\d+")
 _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\ufdfb\ufe70-\ufefc]{2,}")
+# A number, with the line breaks before and after it.
+_NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
+# Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
+MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.9, 0.15, 0.35, 0.15
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 
@@ -60,7 +65,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
             left -= max(0, characters)
             if left < 0:
                 raise too_many_characters()
-            text = join_hyphenated(_reading_order(text_page, characters)) if characters > 0 else ""
+            text = join_hyphenated(_PageText(text_page).corrected()) if characters > 0 else ""
             text_page.close()
             page.close()
         except pypdfium2.PdfiumError:
@@ -80,26 +85,75 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     yield from remove_margins(pages)
 
 
-def _reading_order(text_page: Any, characters: int) -> str:
-    # Returns the text with each word of a script written from right to left in reading order. PDFium returns the
-    # letters of Chrome's PDF files from left to right, because Chrome declares the text of each letter separately.
-    import pypdfium2
+Box: TypeAlias = tuple[float, float, float, float]  # left, bottom, right, top
 
-    text: str = text_page.get_text_range()
-    at, pieces = 0, list[str]()
-    for word in _FROM_THE_RIGHT.finditer(text):
-        centers: list[float] = []
-        for position in range(*word.span()):
-            left, _, right, _ = text_page.get_charbox(
-                pypdfium2.raw.FPDFText_GetCharIndexFromTextIndex(text_page, position)
-            )
-            centers.append(left + right)
-        letters = list(zip(centers, word[0], strict=True))
-        if centers[0] < centers[-1]:
-            letters.sort(key=lambda each: -each[0])  # letters of a ligature, which have one place, keep their order
-        pieces += [text[at : word.start()], *(letter for _, letter in letters)]
-        at = word.end()
-    return "".join([*pieces, text[at:]])
+
+class _PageText:
+    # The text of a page, and the boxes of its characters: the highest and lowest character of the font determine the
+    # heights of all of them.
+    def __init__(self, text_page: Any) -> None:
+        from pypdfium2.raw import FPDFText_GetCharIndexFromTextIndex
+
+        self.text: str = text_page.get_text_range()
+        self._page = text_page
+        self._index = FPDFText_GetCharIndexFromTextIndex
+
+    def box(self, at: int) -> Box:
+        left, bottom, right, top = self._page.get_charbox(self._index(self._page, at), loose=True)
+        return left, bottom, right, top
+
+    def corrected(self) -> str:
+        changes = sorted([*self._words_from_the_right(), *self._superscripts()])
+        at, pieces = 0, list[str]()
+        for begin, end, text in changes:
+            pieces += [self.text[at:begin], text]
+            at = end
+        return "".join([*pieces, self.text[at:]])
+
+    def _words_from_the_right(self) -> Iterator[tuple[int, int, str]]:
+        # PDFium returns the letters of Chrome's PDF files from left to right, because Chrome declares the text of each
+        # letter separately.
+        for word in _FROM_THE_RIGHT.finditer(self.text):
+            letters = [(sum(self.box(at)[::2]), letter) for at, letter in enumerate(word[0], start=word.start())]
+            if letters[0][0] < letters[-1][0]:
+                letters.sort(key=lambda each: -each[0])  # letters of a ligature have one place and keep their order
+                yield *word.span(), "".join(letter for _, letter in letters)
+
+    def _superscripts(self) -> Iterator[tuple[int, int, str]]:
+        # Without marks, the text of 10 to the 6th would be 106. PDFium may put a superscript on a line of its own.
+        for number in _NUMBER.finditer(self.text):
+            (begin, end), base = number.span(2), self.box(number.start() - 1)
+            sizes = [_height(box) for box in (base, self.box(begin), self.box(end - 1))]
+            if min(sizes) > MAX_SUPERSCRIPT_HEIGHT * max(sizes):
+                continue
+            for at in range(begin, end):
+                box = self.box(at)
+                if _is_superscript(box, base):
+                    first, last, space = number.start() if at == begin else at, end, ""
+                    if number[3] and end + 2 < len(self.text):
+                        after, gap = self.box(end + 2), MIN_SPACE * _height(base)
+                        if _is_in_line(after, base) and after[0] >= box[0]:
+                            last, space = end + 2, " " * (after[0] - self.box(end - 1)[2] > gap)
+                    yield first, last, raised(self.text[at:end]) + space
+                    break
+                base = box
+
+
+def _height(box: Box) -> float:
+    return box[3] - box[1]
+
+
+def _is_in_line(box: Box, base: Box) -> bool:
+    return abs(box[1] + box[3] - base[1] - base[3]) < 0.5 * _height(base)
+
+
+def _is_superscript(box: Box, base: Box) -> bool:
+    height = _height(base)
+    return (
+        0 < _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
+        and base[1] + MIN_RISE * height <= box[1] < base[3]
+        and abs(box[0] - base[2]) <= MAX_GAP * height
+    )
 
 
 def pdf_title(file: BinaryIO) -> str:
