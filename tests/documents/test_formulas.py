@@ -92,6 +92,16 @@ def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> N
     assert read_here(pdf([stream(b"BT /F1 12 Tf 50 700 Td %s ET" % shown)]), "a.pdf").text == text
 
 
+def test_pdf_characters_without_a_box_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    pypdfium2 = pytest.importorskip("pypdfium2")
+
+    def fail(*_: object, **__: object) -> None:
+        raise pypdfium2.PdfiumError("no box")
+
+    monkeypatch.setattr(pypdfium2.PdfTextPage, "get_charbox", fail)
+    assert read_here(pdf([stream(b"BT /F1 12 Tf 50 700 Td (In 2020 or 21) Tj ET")]), "a.pdf").text == "In 2020 or 21"
+
+
 @pytest.mark.parametrize(
     ("html", "text"),
     [

@@ -92,15 +92,18 @@ class _PageText:
     # The text of a page, and the boxes of its characters: the highest and lowest character of the font determine the
     # heights of all of them.
     def __init__(self, text_page: Any) -> None:
-        from pypdfium2.raw import FPDFText_GetCharIndexFromTextIndex
+        import pypdfium2
 
         self.text: str = text_page.get_text_range()
         self._page = text_page
-        self._index = FPDFText_GetCharIndexFromTextIndex
+        self._index = pypdfium2.raw.FPDFText_GetCharIndexFromTextIndex
+        self._error = pypdfium2.PdfiumError
 
     def box(self, at: int) -> Box:
-        left, bottom, right, top = self._page.get_charbox(self._index(self._page, at), loose=True)
-        return left, bottom, right, top
+        with suppress(self._error):  # a character without a box
+            left, bottom, right, top = self._page.get_charbox(self._index(self._page, at), loose=True)
+            return left, bottom, right, top
+        return 0, 0, 0, 0
 
     def corrected(self) -> str:
         changes = sorted([*self._words_from_the_right(), *self._superscripts()])
