@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from documents.test_traps import read_here
 
-from notso.documents.legacy_encodings import guess_legacy_encoding
+from notso.documents.plain import guess_legacy_encoding
 
 RUSSIAN = "Имя;Цена\nгруша;2,50\nЭто обычный текст, сохранённый в Блокноте."
 JAPANESE = "名前,価格\nりんご,120\nこれは表計算ソフトから notso.csv に保存した簡単なテキストです。"

@@ -71,7 +71,8 @@ class Replica:
 
 def build(arguments: dict[str, Any]) -> Any:
     """Return the Serve application. `arguments`: the `args` of the Serve configuration."""
-    return serve.deployment(name=DEPLOYMENT)(Replica).bind(arguments)
+    deployment = serve.deployment(name=DEPLOYMENT)(Replica)
+    return deployment.bind(arguments)
 
 
 def _settings(arguments: Mapping[str, Any]) -> Settings:

@@ -95,8 +95,12 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
     ]
     answers = [part for part in parts if has_tools and part.get("name") == "answer"]
     return GrammarExtent(
-        *(_sum(extents), tuple(schemas.names), tuple(schemas.strings), tuple(schemas.formats), tuple(schemas.orders)),
-        answer=grammar_extent(answers) if answers else None,
+        _sum(extents),
+        tuple(schemas.names),
+        tuple(schemas.strings),
+        tuple(schemas.formats),
+        tuple(schemas.orders),
+        grammar_extent(answers) if answers else None,
     )
 
 

@@ -15,15 +15,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
-
-T = TypeVar("T")
 
 COOKIE = "notso_session"
 """Base name of the session cookie. `cookie_name` appends the port, because browsers share cookies between all ports of
@@ -413,15 +411,6 @@ def caller_of(request: Request) -> Caller:
 
 def owner_of(request: Request) -> str:
     return caller_of(request).owner
-
-
-def provided_by(function: Callable[[Request], T]) -> Any:
-    """Return a dependency on a function's result. FastAPI itself would call the function in a thread."""
-
-    async def provide(request: Request) -> T:
-        return function(request)
-
-    return Depends(provide)
 
 
 def _keys_sent(request: Request) -> list[str]:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from notso.smollm3 import EngineError, NotsoError, Sentence
 from notso.web.api.shared.services import ApiServices
-from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked, provided_by
+from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
 from notso.web.engine.port import (
     AdapterInfo,
     ChatEngine,
@@ -337,11 +337,11 @@ def mount(app: FastAPI, services: ApiServices) -> None:
     include_marked(app, router)
 
 
-def front_ends(request: Request) -> FrontEndSessions:
+async def front_ends(request: Request) -> FrontEndSessions:
     return cast(FrontEndSessions, request.app.state.front_ends)
 
 
-FrontEnds = Annotated[FrontEndSessions, provided_by(front_ends)]
+FrontEnds = Annotated[FrontEndSessions, Depends(front_ends)]
 
 
 def _with_error_bodies(route: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:
@@ -435,7 +435,8 @@ async def _read(request: Request, parse: Callable[[Any], T]) -> T:
 
 
 async def _off_loop(request: Request, work: Callable[[], T]) -> T:
-    return await front_ends(request).services.shared.large_work.run(work, len(await request.body()), "")
+    sessions = await front_ends(request)
+    return await sessions.services.shared.large_work.run(work, len(await request.body()), "")
 
 
 def _error_response(error: NotsoError, status: int = 200) -> Response:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.api.shared.background import BackgroundResponses
 from notso.web.api.shared.resumable import ResumableStreams
-from notso.web.edge.access import provided_by
 from notso.web.edge.limits import StreamLimiter
 from notso.web.engine.metrics import Metrics
 from notso.web.services import SharedServices
@@ -39,4 +38,8 @@ def api_services(request: Request) -> ApiServices:
     return cast(ApiServices, request.app.state.api)
 
 
-Services = Annotated[ApiServices, provided_by(api_services)]
+async def _services(request: Request) -> ApiServices:  # FastAPI would call a plain function in a thread
+    return cast(ApiServices, request.app.state.api)
+
+
+Services = Annotated[ApiServices, Depends(_services)]

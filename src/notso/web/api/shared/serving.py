@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -54,7 +54,7 @@ from notso.web.api.shared.serializer import (
     serialize_failure,
 )
 from notso.web.api.shared.services import ApiServices, api_services
-from notso.web.edge.access import owner_of, provided_by
+from notso.web.edge.access import caller_of, owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import (
     ModelChoice,
@@ -67,7 +67,6 @@ from notso.web.engine.model_names import (
 from notso.web.engine.port import ChatEngine
 from notso.web.engine.running import RunningRequest, Submission, Submissions, max_token_use
 
-Owner = Annotated[str, provided_by(owner_of)]
 T = TypeVar("T")
 F = TypeVar("F", bound=BaseModel)
 
@@ -78,6 +77,13 @@ BACKGROUND = "notso.background"
 INCOMPLETE = "notso.incomplete"
 """ASGI scope key that is set when a stream ends with an error."""
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+async def _owner(request: Request) -> str:  # FastAPI would call a plain function in a thread
+    return caller_of(request).owner
+
+
+Owner = Annotated[str, Depends(_owner)]
 
 
 def require_json(request: Request) -> None:

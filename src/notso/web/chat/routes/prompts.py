@@ -7,7 +7,7 @@ prompts include by default.
 from __future__ import annotations
 
 import re
-from typing import cast
+from typing import Any, cast
 
 from fastapi import APIRouter, Response
 from starlette.responses import RedirectResponse
@@ -29,7 +29,7 @@ memory_router = APIRouter()
 
 @memory_router.get("/memory", dependencies=[GUARDED])
 async def show_memory(page: Page) -> Response:
-    return await _memory_page(page)
+    return await page.respond_with_sidebar("memory.html", **await _memory_context(page))
 
 
 @memory_router.post("/memory", dependencies=[GUARDED])
@@ -42,10 +42,12 @@ async def save_memory(page: Page, fields: Fields) -> Response:
     if not text and entry_id:
         await page.store.delete(page.owner, "memory", entry_id)
     elif not 1 <= len(text) <= MAX_MEMORY_ENTRY:
-        return await _memory_page(page, words["error_title"].format(limit=MAX_MEMORY_ENTRY), typed)
+        problem = words["error_title"].format(limit=MAX_MEMORY_ENTRY)
+        return await page.respond_with_sidebar("memory.html", 400, **await _memory_context(page, problem, typed))
     elif not await page.store.save_memory(page.owner, Memory(entry_id or new_id(), text, current_ms())):
         limits = {"limit": MAX_MEMORIES, "characters": number(MAX_MEMORY_CHARACTERS)}
-        return await _memory_page(page, words["error_memory"].format(**limits), typed)
+        problem = words["error_memory"].format(**limits)
+        return await page.respond_with_sidebar("memory.html", 400, **await _memory_context(page, problem, typed))
     return RedirectResponse("/memory", 303)
 
 
@@ -55,15 +57,9 @@ async def delete_memory(page: Page, _: Fields, memory_id: str) -> Response:
     return RedirectResponse("/memory", 303)
 
 
-async def _memory_page(page: PageRequest, problem: str = "", typed: str = "") -> Response:
-    return await page.respond_with_sidebar(
-        "memory.html",
-        400 if problem else 200,
-        memories=await page.store.memories(page.owner),
-        most=MAX_MEMORY_ENTRY,
-        problem=problem,
-        typed=typed,
-    )
+async def _memory_context(page: PageRequest, problem: str = "", typed: str = "") -> dict[str, Any]:
+    memories = await page.store.memories(page.owner)
+    return {"memories": memories, "most": MAX_MEMORY_ENTRY, "problem": problem, "typed": typed}
 
 
 router = APIRouter()

@@ -34,7 +34,7 @@ class Provider(Protocol):
 
 @router.get("/login", dependencies=[PUBLIC])
 async def login_page(page: Page) -> Response:
-    return await _login_response(page)
+    return await page.respond("login.html", problem="", has_provider=_has_provider(page))
 
 
 @router.post("/login", dependencies=[PUBLIC])
@@ -110,9 +110,12 @@ async def _begin_session(page: PageRequest, response: Response, caller: Caller |
         await _audit(page, caller, "signed in")
 
 
-async def _login_response(page: PageRequest, status: int = 200, problem: str = "") -> Response:
-    has_provider = page.request.app.state.oidc is not None
-    return await page.respond("login.html", status, problem=problem, has_provider=has_provider)
+async def _login_response(page: PageRequest, status: int, problem: str) -> Response:
+    return await page.respond("login.html", status, problem=problem, has_provider=_has_provider(page))
+
+
+def _has_provider(page: PageRequest) -> bool:
+    return page.request.app.state.oidc is not None
 
 
 async def _audit(page: PageRequest, caller: Caller, action: str) -> None:
