@@ -181,8 +181,10 @@ def test_readings_follow_their_base_text_in_parentheses() -> None:
         ("<p>a<ruby>漢字<rt>kanji</rt></ruby>b".encode(), "a.html"),
         ("<p>a<ruby>漢字<rp>[<rt>kanji<rp>]</ruby>b".encode(), "b.html"),
         ("<p>a<ruby>漢<rt></rt>字<rt>kanji</ruby>b<ruby hidden>漢<rt>kan</ruby>".encode(), "c.html"),
+        ("<p>a<ruby>漢<rt> </rt>字<rt>kanji<i hidden>x</rt></ruby>b".encode(), "d.html"),
     ):
         assert read_here(content, name).text == "a漢字(kanji)b", name
+    assert read_here("<p>a<ruby>漢字<rt>kanji".encode(), "e.html").text == "a漢字(kanji)"
 
 
 def test_epub_switch_is_read_as_its_default() -> None:

@@ -103,10 +103,7 @@ class _Text(HTMLParser):
         while self._open and (
             self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
         ):
-            name, hides, _ = self._open.pop()
-            if name == "rt" and not self._hidden:
-                self._end_reading()
-            self._hidden -= hides
+            self._close_innermost()
         values = dict(attrs)
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
         hides = hides or values.get("class") == "katex-html"  # repeats the MathML before it
@@ -161,12 +158,8 @@ class _Text(HTMLParser):
         if place is None:
             return
         visible = not self._hidden
-        for name, hides, _ in self._open[place:]:
-            self._hidden -= hides
-            self._verbatim -= name == "pre" and self._verbatim > 0
-            if name == "rt" and visible:
-                self._end_reading()
-        del self._open[place:]
+        while len(self._open) > place:
+            self._close_innermost()
         if not visible:
             return
         if tag in ("td", "th", "tr") and self._tables:
@@ -195,12 +188,23 @@ class _Text(HTMLParser):
 
     def text(self) -> str:
         self._end_formula()
+        while self._open:
+            self._close_innermost()
         while self._tables:
             self._end_table()
         lines = [line.rstrip() for line in _join(self._pieces, 0).split("\n")]
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
+    def _close_innermost(self) -> None:
+        name, hides, _ = self._open.pop()
+        if name == "rt" and not self._hidden:
+            self._end_reading()
+        self._hidden -= hides
+        self._verbatim -= name == "pre" and self._verbatim > 0
+
     def _end_reading(self) -> None:
+        if self._pieces[-1:] == [" "]:
+            self._pieces.pop()
         if self._pieces and self._pieces[-1] == "(":  # it is empty
             self._pieces.pop()
         else:
