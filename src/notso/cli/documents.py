@@ -142,7 +142,6 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
 
 def _list_files(path: Path) -> list[tuple[Path, str]]:
     from notso.documents.values import MAX_FILE_BYTES
-    from notso.text_file import read_regular
     from notso.web.chat.library import display_name, find_document_files
 
     def on_error(error: OSError) -> None:
