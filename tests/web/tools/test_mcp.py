@@ -306,6 +306,36 @@ def test_connection_that_ends_late_keeps_the_next_one(monkeypatch: pytest.Monkey
     asyncio.run(run())
 
 
+def test_request_that_failed_on_an_old_connection_does_not_mark_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        server = McpServer(McpServerConfig("little", sys.executable, (LITTLE,)))
+        began, fail = asyncio.Event(), asyncio.Event()
+
+        async def connect(transport: object, started: asyncio.Future[None], stop_requested: asyncio.Event) -> None:
+            server._client = object()  # type: ignore[assignment]
+            started.set_result(None)
+            await stop_requested.wait()
+
+        async def send(client: object) -> str:
+            began.set()
+            await fail.wait()
+            raise mcp_servers.MCPError(mcp_servers.CONNECTION_CLOSED, "closed")
+
+        monkeypatch.setattr(server, "_connect", connect)
+        assert await server.start()
+        request = asyncio.create_task(server._request("call", send))
+        await began.wait()
+        await server.stop()
+        assert await server.start()
+        fail.set()
+        with pytest.raises(ToolError, match="exited during the call: it has exited"):
+            await request
+        assert server.failure == ""
+        await server.stop()
+
+    asyncio.run(run())
+
+
 def test_failed_server_start_reports_reason() -> None:
     entries = [
         McpServerConfig("missing", "no-such-program-anywhere"),

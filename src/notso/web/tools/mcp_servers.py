@@ -167,9 +167,10 @@ class McpServer:
                 return await self._request(operation, send, ask, is_retry=True)
             if has_ended:
                 fault = transport.fault if transport is not None else ""  # may be known only after the process ended
-                self.failure = self.failure or fault or "it has exited"
-                message = f"the server {self.entry.title} exited during the {operation}: {self.failure}"
-                raise ToolError(message) from error
+                reason = self.failure or fault or "it has exited"
+                if self._client is None:  # otherwise, the server is running again
+                    self.failure = reason
+                raise ToolError(f"the server {self.entry.title} exited during the {operation}: {reason}") from error
             raise ToolError(sanitize_line(str(error.message), MAX_ERROR_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.title} returned no result: {NO_MCP}") from error
