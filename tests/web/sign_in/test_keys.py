@@ -345,6 +345,7 @@ def test_operator_page_creates_and_revokes_keys(start: Start, book: KeyManager) 
     assert secret[1] not in server.client.get("/operator", headers=bearer(operator)).text, "shown only once"
     refused = [create(name=name) for name in ("bob", "", "x" * 65)] + [create(name="eve", tokens_per_day="many")]
     assert {each.status_code for each in refused} == {400}
+    assert "not begin with key:, proxy: or oidc:" in create(name="proxy:ann").text
     assert {key.name for key in book.all()} == {"olga", "ann", "bob"}
     headers = bearer(operator)
     revoked = server.client.post("/operator/keys/revoke", data={"name": "bob"}, headers=headers, follow_redirects=False)
