@@ -131,6 +131,8 @@ def test_empty_values_count_as_omitted() -> None:
     assert request.params[0].stop == ("end",) and ask(stop="") == ask()
     assert replace(request, model=None) == ask(stop=["end"])
     assert ask(stream_options={"include_usage": True}).options == ask().options  # usage is part of whole responses
+    named = [{"type": "json_schema", "json_schema": {"name": name, "schema": {}}} for name in ("", "x")]
+    assert ask(response_format=named[0]).options == ask(response_format=named[1]).options
 
 
 def test_trailing_assistant_message_sets_continue_last() -> None:

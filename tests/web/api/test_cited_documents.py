@@ -192,7 +192,8 @@ def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("So."))
     server = start(engine).ready()
     client = openai_client(server)
-    word = base64.b64encode(docx([paragraph("The wren sings")])).decode()
+    word = base64.encodebytes(docx([paragraph("The wren sings")])).decode().rstrip("=\n")  # in lines, without padding
+    assert "\n" in word
     file = {"filename": "cranes.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
     parts: list[Any] = [
         {"type": "file", "file": file},

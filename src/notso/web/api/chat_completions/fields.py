@@ -200,7 +200,7 @@ class RegexFormat(Fields):
 class Schema(Fields):
     """A JSON schema, enforced regardless of `strict`."""
 
-    name: Name | None = None
+    name: Label | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: Annotated[str, Field(max_length=65_536)] | None = None
     strict: bool | None = None

@@ -605,7 +605,10 @@ WITHIN_MESSAGE: Notes = {
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("in tool calls: only the model calls tools", "`direct`"),
     "strict": STRICT_TOOL,
-    "type": inert("in tools: `custom`", "only your own tools (type custom) can be called"),
+    "type": inert(
+        "in tools: `custom`",
+        "of tools, only your own (type custom) can be called; of content, only text and documents can be read",
+    ),
     "citations": works(
         "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"
     ),
