@@ -148,7 +148,8 @@ class HostGuard(HttpMiddleware):
         if self._is_known_host(scope):
             await self._app(scope, receive, send)
         else:
-            await _refuse(421, "This host name is not allowed.")(scope, receive, send)
+            refusal = _refuse(421, "This host name is not allowed: see the server's option --allow-host.")
+            await refusal(scope, receive, send)
 
     def _is_known_host(self, scope: Scope) -> bool:
         hosts = header_values(scope, b"host")
@@ -164,7 +165,8 @@ class CrossSiteGuard(HttpMiddleware):
         if is_free or scope.get(ALLOWED) or self._same_site(scope):
             await self._app(scope, receive, send)
         else:
-            await _refuse(403, "Requests from other sites are refused.")(scope, receive, send)
+            refusal = _refuse(403, "Requests from other sites are refused: see the server's option --allow-origin.")
+            await refusal(scope, receive, send)
 
     def _same_site(self, scope: Scope) -> bool:
         fetch_site = header_values(scope, b"sec-fetch-site")
