@@ -208,6 +208,11 @@ def test_fields_with_default_values_are_accepted() -> None:
     assert ask(**inert) == ask()
 
 
+@pytest.mark.parametrize("empty", [None, "", False])
+def test_empty_structural_tag_is_accepted(empty: object) -> None:
+    assert ask(structured_outputs={"regex": "a", "structural_tag": empty}) == ask(structured_outputs={"regex": "a"})
+
+
 REFUSED = [
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"web_search_options": {}}, "web_search_options"),

@@ -362,7 +362,7 @@ class StructuredOutputs(Fields):
     choice: Choices | None = None
     grammar: Text | None = None
     json_object: bool | None = None
-    structural_tag: None = None
+    structural_tag: Literal["", False] | None = None
 
 
 class GrammarFields(SamplingFields):
