@@ -126,6 +126,12 @@ def test_stopped_replica_is_reported_in_format_of_stream(
     assert text.split("\n\n")[-2].startswith(last) and "has stopped" in text
 
 
+def test_stopped_replica_of_an_earlier_release_is_reported() -> None:
+    log = resumable.AnswerLog()
+    assert log.feed({"after": -1, "id": "a", "sse_events": [], "body": None, "finished": False})
+    assert log.stopped_event.startswith(b'data: {"error":{') and b"has stopped" in log.stopped_event
+
+
 def test_background_response_can_be_read_and_cancelled_elsewhere(replica: Replica) -> None:
     here, there = two(replica, endless)
     asked = here.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()

@@ -17,6 +17,7 @@ from notso.smollm3 import Event, FinishReason, NotsoError, Replay
 from notso.web.api.shared.serializer import (
     Serializer,
     as_api_error,
+    data_event,
     generation_events,
     serialize_closing,
     serialize_event,
@@ -70,7 +71,11 @@ class AnswerLog:
         # A whole log with another id belongs to a newer answer of the conversation and replaces this copy.
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
-            self.stopped_event = changes.get("stopped_event", "").encode()  # earlier releases send none
+            stopped_event = changes.get("stopped_event")
+            # Earlier releases send no event.
+            self.stopped_event = (
+                data_event(replica_stopped_error().body) if stopped_event is None else stopped_event.encode()
+            )
         if changes["id"] != self.id or after > len(self.sse_events):
             return False
         self.sse_events += [event.encode() for event in changes["sse_events"][len(self.sse_events) - after :]]
