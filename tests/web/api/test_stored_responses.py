@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall
 from notso.web.api.shared import resumable
-from notso.web.values.errors import StorageFullError
+from notso.web.values.errors import StorageError, StorageFullError
 
 Start = Callable[..., Any]
 URL = "/v1/responses"
@@ -265,8 +265,25 @@ def test_background_response_that_cannot_be_stored_is_forgotten(start: Start, mo
     monkeypatch.setattr(server.shared.store.records, "add_unfinished_response", refuse)
     answer = server.client.post(URL, json={"input": "Hello", "background": True})
     assert answer.status_code >= 500 and "the disk is full" in answer.json()["error"]["message"]
-    server.wait(lambda: engine.stats().running == 0)
-    assert not server.api.background._own_ids
+    server.wait(lambda: engine.stats().running == 0 and not server.api.background._own_ids)
+
+
+def test_background_response_whose_storing_failed_late_is_not_continued(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 1000), pace_seconds=0.01)
+    server = start(engine).ready()
+    records, background = server.shared.store.records, server.api.background
+    add = records.add_unfinished_response
+
+    async def lose_reply(*arguments: Any) -> None:
+        await add(*arguments)
+        raise StorageError("the connection was lost after the commit")
+
+    monkeypatch.setattr(records, "add_unfinished_response", lose_reply)
+    assert server.client.post(URL, json={"input": "Hello", "background": True}).status_code == 503
+    server.wait(lambda: engine.stats().running == 0 and not background._own_ids)
+    assert server.on_loop(lambda: records.claim_unfinished_response(background._holder, [], 0)) is None
 
 
 def test_background_operations_on_plain_response_are_rejected(start: Start) -> None:

@@ -149,11 +149,17 @@ class BackgroundResponses:
             try:
                 await self._shared.store.records.add_unfinished_response(unfinished, self._holder)
             except BaseException:
-                self._own_ids.discard(response_id)
                 stream.is_continued = lambda: False
+                self._start_task(self._forget(owner, response_id))
                 raise
         self._start_task(self._save_progress(response_id, stream))
         stream.follow_task.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
+
+    async def _forget(self, owner: str, response_id: str) -> None:
+        # A failed call may have stored the response, which this process would then continue.
+        with contextlib.suppress(NotsoError):
+            await self._shared.store.records.delete_unfinished_response(owner, response_id)
+        self._own_ids.discard(response_id)
 
     async def _save_progress(self, response_id: str, stream: ResumableStream) -> None:
         record = stream.record
