@@ -134,6 +134,8 @@ REFUSED = [
     Case("a possessive quantifier", {"target_modules": r".*+_proj"}, "target_modules: the expression"),
     Case("word boundaries of Rust", {"target_modules": r".*\.\<q_proj\>"}, "target_modules: the expression"),
     Case("repeated repetition", {"target_modules": ".**_proj"}, "target_modules: the expression"),
+    Case("contradicting flags", {"target_modules": "(?au).*_proj"}, "target_modules: the expression"),
+    Case("a space in a count", {"target_modules": ".*_proj{ 1}"}, "target_modules: the expression"),
     Case("random numbers of missing tensors", {"init_lora_weights": False}, "q_proj: tensors are missing",
          gone=("q_proj",)),
 ]  # fmt: skip

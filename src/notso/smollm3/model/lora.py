@@ -281,17 +281,18 @@ def _compile_expression(key: str, pattern: str, *, at_end: bool = False) -> Call
 
 def _has_one_meaning(pattern: str, *in_peft: str) -> bool:
     # Whether Rust's expressions, if they accept the pattern, give it the meaning of Python's, which PEFT uses. Python
-    # has no operations on sets, word boundaries \< and \b{start}, or nested sets, and Rust no possessive quantifiers.
+    # has no operations on sets, word boundaries \< and \b{start}, nested sets, or spaces in counts, and Rust no
+    # possessive quantifiers.
     # Ranges of other characters than ASCII would take long to compile.
     if len(pattern) > MAX_PATTERN_CHARACTERS or not pattern.isascii() or _FOREIGN.search(pattern):
         return False
     plain = re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern))  # without escapes and sets
-    if re.search(r"[*+?}]\+|\(\?[a-zA-Z-]*x", plain):
+    if re.search(r"[*+?}]\+|\(\?[a-zA-Z-]*x|\{[0-9,]*\s", plain):
         return False
     try:
         # The pattern must be valid by itself: `a)|(b` is valid only within the parentheses that are added to it.
         return all(map(re.compile, (pattern, *in_peft)))
-    except (re.error, OverflowError, RecursionError):
+    except (re.error, ValueError, OverflowError, RecursionError):  # ValueError: flags that contradict each other
         return False
 
 
