@@ -94,9 +94,13 @@ class DetokenizeFields(Fields):
     """The body of POST /detokenize."""
 
     tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]
+    model: Label | None = None
 
 
-DETOKENIZE_NOTES: Notes = {"tokens": works("a list of up to 262,144 token ids")}
+DETOKENIZE_NOTES: Notes = {
+    "tokens": works("a list of up to 262,144 token ids"),
+    "model": works("a name listed by `GET /v1/models`; optional"),
+}
 
 
 @router.post("/tokenize", dependencies=[GUARDED])
@@ -166,7 +170,7 @@ async def tokenizer_info(services: Services) -> Response:
 async def detokenize(request: Request, services: Services) -> Response:
     """Return the text of token ids, with control tokens, both as `content` (llama-server) and as `prompt` (vLLM)."""
     fields, headers = await read_fields_and_headers(request, DetokenizeFields, DETOKENIZE_NOTES)
-    async with serving(services) as model:
+    async with serving(services, fields.model) as model:
         engine = model.engine
 
         def work() -> Response:
