@@ -55,7 +55,7 @@ SENTENCES = [
     (CHAT, f"at most {mcp_servers.MAX_SCHEMA_CHARACTERS:,} characters, nested {mcp_servers.MAX_SCHEMA_DEPTH} deep"),
     (README, f"opens the chat at http://127.0.0.1:{DEFAULT_PORT}"),
     (README, f"The default context is {DEFAULT_CONTEXT_TOKENS:,} tokens"),
-    (README, f"beyond {K8V8_UP_TO_TOKENS:,} tokens)"),
+    (README, f"beyond {K8V8_UP_TO_TOKENS:,} tokens,"),
     (README, f"Up to {DEFAULT_SEQUENCES} responses are generated concurrently"),
     (README, f"Another {Settings().max_waiting_turns} chat turns may be queued"),
     (HOUSE, f"429 when {Settings().max_waiting_turns} turns are already waiting"),

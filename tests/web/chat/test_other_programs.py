@@ -106,12 +106,6 @@ def test_beginning_of_long_system_prompt_is_imported() -> None:
     assert found.left_out - ordinary.left_out == Counter(texts=1)
 
 
-def test_too_long_system_prompt_of_a_message_list_is_rejected() -> None:
-    with pytest.raises(Problem) as rejected:
-        imports.read_chats(json.dumps([{"role": "system", "content": "a" * 20_001}]).encode(), str)
-    assert rejected.value.sentence.endswith("the limit is 20,000.") and ".." not in rejected.value.sentence
-
-
 def test_omitted_images_and_files_leave_placeholders() -> None:
     parts = [{"content_type": "image_asset_pointer", "asset_pointer": "x"}]
     user = {"author": {"role": "user"}, "content": {"content_type": "multimodal_text", "parts": parts}}
