@@ -381,7 +381,7 @@ PLANTS = {
     "route": Plant(
         1,
         check_route,
-        {f"{SOURCE}/web/chat/routes/operator.py": (("def _accounts(", ROUTE),)},
+        {f"{SOURCE}/web/chat/routes/operator.py": (("async def _accounts(", ROUTE),)},
     ),
 }
 

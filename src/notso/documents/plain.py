@@ -58,6 +58,7 @@ _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
 # Images in Markdown, notebooks, e-books and other texts: one line, or lines of equal length.
+_KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
@@ -171,7 +172,7 @@ def omit_data(text: str) -> tuple[str, int]:
     def shortened(found: re.Match[str]) -> str:
         nonlocal omitted
         data = found[0]
-        if len(data) < MIN_DATA_CHARACTERS or not all(re.search(each, data) for each in ("[a-z]", "[A-Z]", "[0-9]")):
+        if len(data) < MIN_DATA_CHARACTERS or not all(each.search(data) for each in _KINDS_OF_DIGITS):
             return data  # such as a sequence of amino acids or hexadecimal digits
         omitted += 1
         return "[data left out]" + data[len(data.rstrip()) :]

@@ -192,3 +192,19 @@ def test_unsupported_edits_are_reported_or_rejected(start: Start) -> None:
         answer = post(edit)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith("context_management.edits.0"), answer.text
+
+
+def test_results_of_empty_and_repeated_ids_are_not_cleared() -> None:
+    messages: list[Any] = [{"role": "user", "content": "q"}]
+    for id in ("", "", "same", "same", "one", "two"):
+        messages += [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "read", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "result " * 99}]},
+        ]
+    edits = {"edits": [tool_uses(keep={"type": "tool_uses", "value": 1})]}
+    asking = parse_message_request({"max_tokens": 1, "messages": messages, "context_management": edits})
+    assert asking.management is not None
+    after, applied = apply_edits(asking.messages, asking.management, lambda shown: sum(len(e.content) for e in shown))
+    assert [each["cleared_tool_uses"] for each in applied] == [1]
+    results = [each for each in after if each.role == "tool"]
+    assert [each.tool_call_id for each in results if each.content != "result " * 99] == ["one"]

@@ -547,6 +547,10 @@ def test_nul_and_lone_surrogates_are_replaced_and_reported(
     assert engine.requests[-1].messages[-1].content == "a\N{REPLACEMENT CHARACTER}b😀"
     answer = server.client.post(path, content=json.dumps({"{}": 1}).replace("{}", escape), headers=headers)
     assert answer.status_code == 400 and "lone surrogate" in answer.text
+    answer = server.client.post(
+        "/tokenize", content=json.dumps({"content": "{}"}).replace("{}", escape), headers=headers
+    )
+    assert answer.status_code == 400 and "lone surrogate" in answer.text, "its response cannot name the replacement"
 
 
 def test_count_tokens_reports_ignored_fields(start: Start) -> None:

@@ -35,7 +35,7 @@ def imported(server: Any, count: int) -> str:
     messages = [
         {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
     ]
-    messages[0]["name"] = new_id()  # a repeated import of the same messages would be ignored
+    messages[0]["content"] += f" {new_id()}"  # a repeated import of the same messages would be ignored
     answer = server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     return str(answer.headers["hx-redirect"].removeprefix("/chats/"))
 

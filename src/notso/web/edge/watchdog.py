@@ -137,8 +137,9 @@ def _wait_tick(tick_s: float) -> bool:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Supervisors signal the whole process group, but only the server may stop the watchdog.
+    # Supervisors and terminals signal the whole process group, but only the server may stop the watchdog.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_blocking(1, False)
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - without pathlib
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -174,13 +175,15 @@ def _drops_reasoning(message: Message) -> bool:
 def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
     # Returns the ids of the calls whose results can be cleared. There are none if the conversation does not exceed a
     # trigger of type `tool_uses`. The caller checks triggers of type `input_tokens`.
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    calls = [call for message in messages for call in message.tool_calls]
+    names, uses = {call.id: call.name for call in calls}, Counter(call.id for call in calls)
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:
         return set()
     keep_count = clearing.keep.value if clearing.keep else DEFAULT_KEPT_TOOL_USES
     excluded = clearing.exclude_tools or ()
-    return {id for id in results[: max(0, len(results) - keep_count)] if id in names and names[id] not in excluded}
+    # An empty or repeated id does not tell which result to clear.
+    return {id for id in results[: max(0, len(results) - keep_count)] if uses[id] == 1 and names[id] not in excluded}
 
 
 def _clear_tool_use(message: Message, ids: set[str], inputs: bool | list[str] | None) -> Message:

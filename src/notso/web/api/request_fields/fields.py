@@ -52,7 +52,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     value = _parse(body)
     if _is_suspect(body) and _repair(value) != value:
-        raise _invalid_text()
+        raise invalid_text()
     return value
 
 
@@ -102,7 +102,7 @@ def _repair(value: Any) -> Any:
         return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):
         if any(map(_UNFIT.search, value)):
-            raise _invalid_text()
+            raise invalid_text()
         return {key: _repair(item) for key, item in value.items()}
     return [_repair(item) for item in value] if isinstance(value, list) else value
 
@@ -132,7 +132,7 @@ def _constant(name: str) -> NoReturn:
 
 
 _invalid_json = partial(ApiError, 400, "invalid_json")
-_invalid_text = partial(ApiError, 400, "invalid_text", "a string in the body contains a NUL or a lone surrogate")
+invalid_text = partial(ApiError, 400, "invalid_text", "a string in the body contains a NUL or a lone surrogate")
 
 
 _DECODER = json.JSONDecoder(

@@ -246,8 +246,8 @@ async def _read(request: Request, file: RequestFile) -> Document:
                 data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])
             else:
                 # Encoders such as the command base64 wrap lines, and others omit the padding.
-                text = "".join(file.data.split())
-                data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+                text = file.data.encode("ascii").translate(None, b" \t\r\n\f\v")
+                data = base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
             document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
         return replace(document, title=sanitize_line(name, MAX_NAME_CHARACTERS))
     except (binascii.Error, ValueError):

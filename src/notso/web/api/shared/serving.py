@@ -26,6 +26,7 @@ from notso.web.api.request_fields.fields import (
     RequestHint,
     find_hints,
     invalid_field,
+    invalid_text,
     parse_repaired,
     read_fields,
     reject_hints,
@@ -110,6 +111,8 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     parsed, is_repaired = await shared.large_work.run(parse_body, len(body), owner_of(request))
     if is_repaired and isinstance(parsed, ApiRequest):
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
+    elif is_repaired and not isinstance(parsed, list):  # `read_body_with_files` reads a list of files first
+        raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
     if shared.settings.strict_fields and isinstance(parsed, ApiRequest):

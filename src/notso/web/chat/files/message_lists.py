@@ -55,7 +55,8 @@ def find_lists(value: Any, depth: int = MAX_DEPTH) -> Iterator[JSON]:
                 return
     if depth:
         for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            yield from find_lists(each, depth - 1)
+            if isinstance(each, dict | list):
+                yield from find_lists(each, depth - 1)
 
 
 def separate_chats(document: JSON) -> Iterator[JSON]:
@@ -101,7 +102,7 @@ def to_openai(document: JSON, reader: Reader) -> JSON:
             converted = _convert(role, message, reader)
             if role in ("user", "assistant"):
                 waiting = {call["id"]: call["function"]["name"] for call in converted.get("tool_calls", ())}
-            if len(converted) > 2 or converted["content"]:
+            if len(converted) > 2 or converted["content"] or message.get("content") == "":
                 messages.append(converted)
     _shorten_system(messages, reader)
     title = next((text for name in _TITLES if (text := reader.text(document.get(name)).strip())), "")

@@ -143,7 +143,7 @@ class ExportReader:
 
     def __init__(self, left_out: Counter[str]) -> None:
         self.left_out = left_out
-        self._messages = 0
+        self._messages = self._unknown = 0
         self._problem: ImportFormatError | None = None
 
     def chats(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
@@ -191,6 +191,8 @@ class ExportReader:
                 listed.append(value)
                 self._count(len(listed), only_check=True)
             else:
+                self._unknown += 1
+                self._count(self._unknown, only_check=True)
                 for each in find_lists(value):
                     yield from self._convert(to_openai, each, "openai")
 
