@@ -64,7 +64,7 @@ MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
 
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
-_SAMPLE = 1 << 15
+_GUESS_SAMPLE = 1 << 15
 MIN_SCORE = 0.55
 MAX_LETTER_SCORE = 0.8  # approximately
 MIN_FREQUENT = 0.85
@@ -235,7 +235,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     """Return the codec and the name of the most probable encoding of text that is not UTF-8 or UTF-16."""
     first = re.search(b"[\x80-\xff]", data)
     start = max(0, first.start() - 16) if first else 0  # the characters before it are ASCII
-    sample = data[start : start + _SAMPLE]
+    sample = data[start : start + _GUESS_SAMPLE]
     for codec, name in (("euc_jp", "EUC-JP"), ("cp932", "Shift_JIS")):
         text = _words(sample, codec)
         if text and len(_KANA.findall(text)) >= MIN_KANA * len(_FOREIGN.findall(text)):
@@ -258,7 +258,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
 def _decoded(data: bytes, codec: str) -> str:
     try:
         # A sample may end within a character.
-        return codecs.getincrementaldecoder(codec)().decode(data, final=len(data) < _SAMPLE)
+        return codecs.getincrementaldecoder(codec)().decode(data, final=len(data) < _GUESS_SAMPLE)
     except UnicodeDecodeError:
         return ""
 
