@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from documents.test_traps import read_here
 
-from notso.documents.plain import guess_legacy_encoding
+from notso.documents.plain import decode_guessing, guess_legacy_encoding
 
 RUSSIAN = "Имя;Цена\nгруша;2,50\nЭто обычный текст, сохранённый в Блокноте."
 JAPANESE = "名前,価格\nりんご,120\nこれは表計算ソフトから notso.csv に保存した簡単なテキストです。"
@@ -36,7 +36,15 @@ TEXTS = [
     ("cp1252", "Windows-1252", "4 m² and 5 cm³ cost £100, nº 5, ½ ± 3 µm"),
     ("cp1252", "Windows-1252", "Smørrebrød på gården, æble"),
     ("cp1252", "Windows-1252", "café"),
+    ("cp1252", "Windows-1252", "Það er gott veður, sagði Þórður Guðmundsson"),
+    ("cp1252", "Windows-1252", "Guðmundsson"),
+    ("cp1252", "Windows-1252", "Eg eri føroyingur og búgvi í Tórshavn, tað er gott"),
+    ("cp1252", "Windows-1252", "Tangentbordet har tecknen åäö och ÅÄÖ."),
+    *(("cp1252", "Windows-1252", text) for text in ("ÄÄÖÖ", "ÉÈÊË", "ÀÉÈ", "jäääär", "çà et là")),
 ]
+SIGNS = (
+    "42 U.S.C. §§ 1983|¶ 12|a ¦ b|± 5|€€€|wait ………|“”‘’|1\xa0000\xa0\xa0|·····|•••••|——————|¬p|report¹ and³|£££|¤¤¤¤"
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,12 @@ def test_the_encoding_of_legacy_text_is_guessed(codec: str, name: str, text: str
     document = read_here(("a" * 40_000 + "\n" + text).encode(codec), "a.txt")
     assert document.text.partition("\n")[2] == text
     assert document.warnings == (f"its encoding was guessed: {name}",)
+
+
+@pytest.mark.parametrize("text", SIGNS.split("|"))
+def test_signs_alone_are_read_as_windows_1252(text: str) -> None:
+    data = text.encode("cp1252")
+    assert decode_guessing(data) == (text, "Windows-1252")
 
 
 def test_a_damaged_character_does_not_change_the_encoding() -> None:

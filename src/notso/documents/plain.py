@@ -101,7 +101,10 @@ _FIRST_BYTES = (
 _LATIN = (
     (
         *("cp1252", "Windows-1252"),
-        ("àâçéèêëîïôœùûüæ", "äöüßé", "áéíóúüñ¿¡ª", "áâãàçéêíóôõúüª", "àèéìòùî", "éëïóöüè", "åäöé", "æøåé"),
+        (
+            *("àâçéèêëîïôœùûüæ", "äöüßé", "áéíóúüñ¿¡ª", "áâãàçéêíóôõúüª", "àèéìòùî", "éëïóöüè", "åäöé", "æøåé"),
+            *("áéíóúýþæöð", "áíóúýæøð"),
+        ),
     ),
     ("cp1250", "Windows-1250", ("ąćęłńóśźż", "áčďéěíňóřšťúůýžäôĺľŕ", "áéíóöőúüű", "čćđšž", "ăâîşţ")),
     ("iso8859-2", "ISO-8859-2", ("ąćęłńóśźż", "áčďéěíňóřšťúůýžäôĺľŕ", "áéíóöőúüű", "čćđšž", "ăâîşţ")),
@@ -236,6 +239,15 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     first = re.search(b"[\x80-\xff]", data)
     start = max(0, first.start() - 16) if first else 0  # the characters before it are ASCII
     sample = data[start : start + _GUESS_SAMPLE]
+    western = _decoded(sample, "cp1252")
+    if western and not any(map(str.isalpha, _FOREIGN.findall(western))):
+        return _LATIN[0][:2]  # signs, which occur in any text: §§, €, “”
+    shares = [
+        (max(_share(_decoded(sample, codec), letters) for letters in languages), codec, name)
+        for codec, name, languages in _LATIN
+    ]
+    if shares[0][0] == 1:
+        return _LATIN[0][:2]  # letters of one Western language, such as lists of its letters
     for codec, name in (("euc_jp", "EUC-JP"), ("cp932", "Shift_JIS")):
         text = _words(sample, codec)
         if text and len(_KANA.findall(text)) >= MIN_KANA * len(_FOREIGN.findall(text)):
@@ -247,10 +259,6 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     score, codec, name = max(scores, key=lambda each: each[0])
     if score >= MIN_SCORE:
         return codec, name
-    shares = [
-        (max(_share(_decoded(sample, codec), letters) for letters in languages), codec, name)
-        for codec, name, languages in _LATIN
-    ]
     share, codec, name = max(shares, key=lambda each: each[0])  # the first one of equals
     return (codec, name) if share >= MIN_SCORE else _LATIN[0][:2]
 
