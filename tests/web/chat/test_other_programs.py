@@ -231,6 +231,10 @@ def test_title_and_system_prompt_of_a_message_list_are_imported() -> None:
     assert len(found.chats[0][0].settings["system_prompt"]) == 20_000 and +found.left_out == Counter(texts=1)
 
 
+def test_unexpected_fields_of_a_message_list_do_not_prevent_import() -> None:
+    assert spoken({"system": True, "messages": [ASKED | {"images": 5}, ANSWERED]}) == [CATS]
+
+
 def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
     return {"function": {"name": name, "arguments": arguments}} | fields
 
@@ -246,6 +250,12 @@ def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
         ([call("", "{}", id="a"), call("f", "[1]", id="b")], [], [], 2),
         ([], [{"role": "tool", "tool_call_id": "a", "content": "r"}], [], 1),
         ([call("f", "{}", id="a")], [ASKED, {"role": "tool", "tool_call_id": "a", "content": "r"}], [""], 1),
+        (
+            [call("f", "{}", id="a"), call("g", "{}", id="a")],
+            [{"role": "tool", "tool_call_id": "a", "content": each} for each in "fg"],
+            ["f"],
+            2,
+        ),
     ],
 )
 def test_a_tool_call_that_cannot_be_stored_does_not_prevent_import(
@@ -285,6 +295,30 @@ def test_chats_in_a_table_of_messages_are_separate() -> None:
     assert spoken(unordered) == [CATS]
     mixed = [ASKED | {"session_id": None}, ANSWERED | {"session_id": "1"}, dogs | {"session_id": "2", "createdAt": {}}]
     assert spoken(mixed) == [[*CATS, ("user", "Dogs?", "")]]
+
+
+@pytest.mark.parametrize(
+    ("times", "is_sorted"),
+    [
+        ((10, 9.5), True),
+        (("2025-01-01T00:00:01Z", "2025-01-01T00:00:00.500Z"), True),
+        (("2025-01-01T00:00:00.500Z", "2025-01-01T00:00:00Z"), True),
+        (("2025-01-01T00:30:00+00:00", "2025-01-01T01:00:00+02:00"), True),
+        # Times of unknown or different forms do not change the order.
+        (("9:59", "10:01"), False),
+        (("Mon, 6 Jan", "Fri, 10 Jan"), False),
+        (("2025-01-01T00:00:01Z", "2025-01-01T00:00:00"), False),
+        ((2, "1"), False),
+        ((2, True), False),
+    ],
+)
+def test_messages_of_a_table_are_sorted_only_by_times_of_known_form(times: tuple[Any, Any], is_sorted: bool) -> None:
+    question, answer = ASKED | {"chat_id": "1"}, ANSWERED | {"chat_id": "1"}
+    rows = [answer, question] if is_sorted else [question, answer]
+    body = json.dumps([row | {"createdAt": time} for row, time in zip(rows, times, strict=True)]).encode()
+    assert spoken(json.loads(body)) == [CATS]
+    found = validate_chats(asyncio.run(import_process.parse_in_child(body)), str)
+    assert [message.content for message in found.chats[0][1]] == ["Cats?", "They purr."]
 
 
 # ---- unreadable input

@@ -9,6 +9,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from typing import Any, Protocol
 
 JSON = dict[str, Any]
@@ -73,16 +75,25 @@ def separate_chats(document: JSON) -> Iterator[JSON]:
     for message in listed:
         chats.setdefault(f"{message[key]} {message.get('topicId')}", []).append(message)
     for messages in chats.values():
-        times: list[Any] = [next((each[name] for name in _TIMES if each.get(name)), None) for each in messages]
-        kinds = set(map(type, times))
-        if kinds <= {int, float} or kinds == {str}:
+        times = [_time(next((each[name] for name in _TIMES if each.get(name)), None)) for each in messages]
+        with suppress(TypeError):  # an unknown time, or times with and without a time zone: keep the order
             messages = [each for _, each in sorted(zip(times, messages, strict=True), key=lambda pair: pair[0])]
         yield ({} if len(chats) > 1 else document) | {"messages": messages}
 
 
+def _time(value: Any) -> Any:
+    # Returns what can be compared with the times of other messages. Comparison of None raises TypeError.
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return datetime.fromisoformat(value)
+        return None
+    return value if type(value) in (int, float) else None
+
+
 def to_openai(document: JSON, reader: Reader) -> JSON:
     """Return the title and the messages of a document that has a list of messages as `messages`."""
-    prompts = (_Content(reader, {"content": document.get(name)}).text for name in _SYSTEM_PROMPTS)
+    given = (document.get(name) for name in _SYSTEM_PROMPTS)
+    prompts = (_Content(reader, {"content": each}).text for each in given if isinstance(each, str | dict | list))
     system = next(filter(None, prompts), "")
     messages: list[JSON] = [{"role": "system", "content": system}] if system else []
     waiting: dict[str, str] = {}  # calls of the last answer without a result: id -> name of the function
@@ -145,7 +156,8 @@ class _Content:
             if message.get(name):
                 self._add(message[name])
                 break
-        for _ in message.get("images") or ():
+        images = message.get("images")
+        for _ in images if isinstance(images, list) else ():
             self._omit("pictures")
         self.text = reader.text("\n\n".join(filter(None, self._texts)))
         self.note = " ".join(f"[{each}]" for each in self._omitted)
@@ -188,16 +200,16 @@ def _calls(message: JSON, reader: Reader) -> list[JSON]:
     listed = message.get("tool_calls") or []
     if isinstance(message.get("function_call"), dict):  # as in OpenAI's API until 2023
         listed = [*listed, {"function": message["function_call"]}]
-    calls = []
+    calls: dict[str, JSON] = {}
     for number, call in enumerate(listed):
         function = call.get("function") or {}
         name, arguments = reader.text(function.get("name"))[:200], _arguments(function.get("arguments"))
-        if not name or arguments is None:
+        identity = reader.text(call.get("id"))[:200] or f"call {number}"
+        if not name or arguments is None or identity in calls:
             reader.left_out["tool_calls"] += 1
             continue
-        identity = reader.text(call.get("id"))[:200] or f"call {number}"
-        calls.append({"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}})
-    return calls
+        calls[identity] = {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return list(calls.values())
 
 
 def _arguments(value: Any) -> str | None:
