@@ -6,6 +6,7 @@ import pytest
 from documents.test_traps import read_here
 
 from notso.documents.plain import decode_guessing, guess_legacy_encoding
+from notso.documents.values import UnreadableError
 
 RUSSIAN = "Имя;Цена\nгруша;2,50\nЭто обычный текст, сохранённый в Блокноте."
 JAPANESE = "名前,価格\nりんご,120\nこれは表計算ソフトから notso.csv に保存した簡単なテキストです。"
@@ -66,3 +67,8 @@ def test_a_damaged_character_does_not_change_the_encoding() -> None:
     data = (JAPANESE * 1_000).encode("cp932")
     assert read_here(data + b"\x81", "a.txt").text == JAPANESE * 1_000 + "\ufffd"
     assert guess_legacy_encoding(data[:-1])[1] == "Shift_JIS"
+
+
+def test_a_null_character_after_the_sample_of_encodings_is_found() -> None:
+    with pytest.raises(UnreadableError):
+        decode_guessing(b"a" * 40_000 + b"\0")
