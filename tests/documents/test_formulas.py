@@ -178,6 +178,7 @@ def test_formulas_of_pptx_and_odt_are_read() -> None:
     assert read_here(made, "a.pptx").text == "1/3"
     link = 'xmlns:xlink="http://www.w3.org/1999/xlink" xlink:href="./{}"'
     body = "".join(f"<office:object {link.format(name)}/> and " for name in ("Object 1", "Object 2", "Object 3"))
+    body += f"<office:object {link.format('../../sheet.ods')}/>"
     formula = f"<math {MATHML}><mfrac><mn>1</mn><mn>3</mn></mfrac></math>"
     sheet = "<document-content><p>cell</p></document-content>"
     parts = {"Object 1/content.xml": formula, "Object 2/content.xml": sheet}

@@ -296,7 +296,7 @@ def _superscript_styles(events: Iterable[XMLEvent]) -> set[str]:
 
 def _odf_formula(archive: Archive, target: str) -> str:
     # Returns the text of an embedded object if it is a formula.
-    name = f"{_resolve_member('', target)}/content.xml"
+    name = f"{posixpath.normpath(target).lstrip('/')}/content.xml"
     formula = Formula()
     for event in _optional_events(archive, name) if name in archive.names else ():
         if event.kind == "text":
