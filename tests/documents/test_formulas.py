@@ -47,6 +47,14 @@ def test_hidden_text_of_docx_is_omitted() -> None:
     assert read_here(docx(f"<w:p>{run('a')}{run('hidden', '<w:vanish/>')}{shown}</w:p>"), "a.docx").text == "ab"
 
 
+def test_properties_of_docx_before_a_tracked_change_do_not_apply() -> None:
+    for old in ('<w:vertAlign w:val="superscript"/>', "<w:vanish/>"):
+        text = run("10") + run("6", f"<w:rPrChange><w:rPr>{old}</w:rPr></w:rPrChange>")
+        assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "106"
+    old = '<w:pPr><w:pPrChange><w:pPr><w:pStyle w:val="Heading1"/></w:pPr></w:pPrChange></w:pPr>'
+    assert read_here(docx(f"<w:p>{old}{run('a')}</w:p>"), "a.docx").text == "a"
+
+
 def test_superscripts_of_pptx_do_not_change_numbers() -> None:
     runs = (("10", 0), ("6", 30000), (" of 2", -25000), (" and 3", 0))
     text = "".join(f'<a:r><a:rPr baseline="{at}"/><a:t>{each}</a:t></a:r>' for each, at in runs)

@@ -35,6 +35,9 @@ _SYMBOLS = {
         )
     ),
 }
+# Elements of Office Open XML with earlier content. For older programs, a Fallback element repeats the content of the
+# Choice element before it.
+_REPLACED = ("Fallback", "del", "moveFrom")
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
@@ -317,8 +320,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
     is_checked = False
     for event in _formulas_as_text(events):
         start = event.kind == "start"
-        # For older programs, a Fallback element repeats the content of the Choice element before it.
-        if event.kind != "text" and event.name in ("Fallback", "instrText", "del", "moveFrom"):
+        if event.kind != "text" and event.name in (*_REPLACED, "instrText", "rPrChange", "pPrChange"):
             skip_depth += 1 if start else -1
         elif skip_depth:
             continue
