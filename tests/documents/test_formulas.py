@@ -172,11 +172,19 @@ def test_formulas_and_superscripts_of_html_are_read(html: str, text: str) -> Non
             "∑_(i=0)^k i",
         ),
         (f"<m:func><m:fName>{value('sin')}</m:fName><m:e>{value('x')}</m:e></m:func>", "sin x"),
+        (f"{value('x')}<w:del>{value('1')}</w:del><w:moveFrom>{value('2')}</w:moveFrom>{value('3')}", "x3"),
+        (f"{value('x')}<w:del><m:oMath>{value('1')}</m:oMath></w:del><m:oMath>{value('3')}</m:oMath>", "x3"),
         (f"<m:m><m:mr><m:e>{value('1')}</m:e><m:e>{value('2')}</m:e></m:mr></m:m>", "[1, 2]"),
     ],
 )
 def test_formulas_of_docx_are_read(content: str, text: str) -> None:
     assert office_math(content) == text
+
+
+def test_text_after_nested_formulas_of_docx_is_read() -> None:
+    fallback = f"<w:Fallback><m:oMath>{value('2')}</m:oMath></w:Fallback>"
+    made = docx(f"<w:p {M}><m:oMath>{value('1')}{fallback}</m:oMath>{run(' end')}</w:p>")
+    assert read_here(made, "a.docx").text == "1 end"
 
 
 def test_formulas_of_pptx_and_odt_are_read() -> None:

@@ -264,26 +264,29 @@ def _style_names(archive: Archive, part: str) -> dict[str, str]:
 
 def _formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
     # Replaces each formula in Office Math by one text.
-    formula: Formula | None = None
-    in_text = False
+    formula, depth, skip_depth, in_text = Formula(), 0, 0, False
     for event in events:
-        if formula is None:
-            if event.kind == "start" and event.name == "oMath":
+        step = {"start": 1, "text": 0, "end": -1}[event.kind]
+        if step and event.name == "oMath":  # may be nested
+            depth += step
+            if not depth:
+                yield from (XMLEvent("start", "t", {}), XMLEvent("text", formula.text(), {}), XMLEvent("end", "t", {}))
                 formula = Formula()
-            else:
-                yield event
-        elif event.kind == "text":
+        elif not depth:
+            yield event
+        elif step and event.name in _REPLACED:
+            skip_depth += step
+        elif skip_depth:
+            continue
+        elif not step:
             if in_text:
                 formula.add(event.name)
-        elif event == XMLEvent("end", "oMath", {}):
-            yield from (XMLEvent("start", "t", {}), XMLEvent("text", formula.text(), {}), XMLEvent("end", "t", {}))
-            formula = None
+        elif step > 0:
+            in_text = event.name == "t"
+            formula.start(event.name, event.attributes)
         else:
-            in_text = event.kind == "start" and event.name == "t"
-            if event.kind == "start":
-                formula.start(event.name, event.attributes)
-            else:
-                formula.end(event.name)
+            in_text = False
+            formula.end(event.name)
 
 
 def _superscript_styles(events: Iterable[XMLEvent]) -> set[str]:
