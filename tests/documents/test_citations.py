@@ -77,6 +77,12 @@ def test_many_quotations_are_located_and_errors_detected() -> None:
     find_and_plant(QUOTES, 2)
 
 
+@pytest.mark.parametrize("words", ["10^6 m2", "106 m²", "10⁶ m^2"])
+def test_quotations_of_superscripts_are_located(words: str) -> None:
+    assert locate_quote("has 10⁶ m² or", words) == (4, 10)
+    assert locate_quote("10⁻⁶ m", words) is None
+
+
 @pytest.mark.parametrize("at", [0, PIECE_CHARACTERS - 10, PIECE_CHARACTERS + 5, 3 * PIECE_CHARACTERS])
 def test_quotations_are_located_across_pieces_of_long_texts(at: int) -> None:
     text = "x" * at + "The heron\nstands in the reeds." + "y" * PIECE_CHARACTERS

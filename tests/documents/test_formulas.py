@@ -27,8 +27,8 @@ def value(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        *(("6", "⁶"), ("-12", "⁻¹²"), ("x", "^x"), ("2k", "^(2k)"), (" 2 ", " ² "), ("n", "ⁿ"), ("1,3", "^(1,3)")),
-        *(("st", "st"), ("®", "®"), ("[1]", "[1]"), ("°", "°"), ("", ""), (" ", " ")),
+        *(("6", "⁶"), ("-12", "⁻¹²"), ("2k", "^(2k)"), (" 2 ", " ² "), ("1,3", "^(1,3)")),
+        *(("st", "st"), ("e", "e"), ("x", "x"), ("®", "®"), ("[1]", "[1]"), ("°", "°"), ("", ""), (" ", " ")),
         ("All prices of 2024", "All prices of 2024"),
     ],
 )
@@ -113,7 +113,7 @@ def test_pdf_characters_without_a_box_are_read(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("html", "text"),
     [
-        ("10<sup>6</sup> m<sup>2</sup>, 1<sup>st</sup>, x<sup><i>k</i></sup>", "10⁶ m², 1st, x^k"),
+        ("10<sup>6</sup> m<sup>2</sup>, 1<sup>st</sup>, x<sup><i>3</i></sup>", "10⁶ m², 1st, x³"),
         ("in 2020<sup><a href='#1'>1</a></sup>, wiki<sup>[<a>2</a>]</sup>", "in 2020¹, wiki[²]"),
         ("in 2020<a epub:type='noteref'>1</a> or 2021<a role='doc-noteref'>2</a>", "in 2020¹ or 2021²"),
         ("let <math><mfrac><mn>1</mn><mn>3</mn></mfrac></math> be", "let 1/3 be"),

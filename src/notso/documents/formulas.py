@@ -21,10 +21,10 @@ _TEX = ("application/x-tex", "TeX", "LaTeX")
 
 
 def raised(text: str) -> str:
-    """Return superscript text of a sentence: `m²`, `10⁶`, `e^x`. Words and symbols (`1st`, `®`) are not changed."""
+    """Return superscript text of a sentence: `m²`, `10⁶`. Words and symbols (`1st`, `®`) are not changed."""
     core = text.strip()
-    is_letter = len(core) == 1 and core.isascii() and core.isalpha()
-    if not is_letter and (core.startswith("[") or len(core) > MAX_RAISED or not re.search("[0-9]", core)):
+    # Letters are more often ordinals (2e, XIXe) than exponents.
+    if core.startswith("[") or len(core) > MAX_RAISED or not re.search("[0-9]", core):
         return text
     return text.replace(core, _power(core))
 
