@@ -40,6 +40,8 @@ def test_superscripts_of_docx_do_not_change_numbers() -> None:
     high = '<w:vertAlign w:val="superscript"/>'
     text = run("In 2020") + run("1", high) + run(" there were 10") + run("6", high) + run(" things")
     assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "In 2020¹ there were 10⁶ things"
+    text = run("10") + run("-", high) + run("6", high) + run(" m") + run("2", high)
+    assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "10⁻⁶ m²"
 
 
 def test_hidden_text_of_docx_is_omitted() -> None:
@@ -114,8 +116,9 @@ def test_pdf_characters_without_a_box_are_read(monkeypatch: pytest.MonkeyPatch) 
     ("html", "text"),
     [
         ("10<sup>6</sup> m<sup>2</sup>, 1<sup>st</sup>, x<sup><i>3</i></sup>", "10⁶ m², 1st, x³"),
-        ("in 2020<sup><a href='#1'>1</a></sup>, wiki<sup>[<a>2</a>]</sup>", "in 2020¹, wiki[²]"),
+        ("in 2020<sup><a href='#1'>1</a></sup>, wiki<sup>[<a>2</a>]</sup>", "in 2020¹, wiki[2]"),
         ("in 2020<a epub:type='noteref'>1</a> or 2021<a role='doc-noteref'>2</a>", "in 2020¹ or 2021²"),
+        ("10<sup><span>-</span><span>6</span></sup>, 2<sup>1</sup>/<sup>3</sup>", "10⁻⁶, 2¹/³"),
         ("let <math><mfrac><mn>1</mn><mn>3</mn></mfrac></math> be", "let 1/3 be"),
         ("<math alttext='\\frac{1}{3}'><mfrac><mn>1</mn><mn>3</mn></mfrac></math>", "$\\frac{1}{3}$"),
         (

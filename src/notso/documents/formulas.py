@@ -6,8 +6,9 @@ Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from notso.documents.values import UnreadableError
 
@@ -18,6 +19,18 @@ _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
 _TEX = ("application/x-tex", "TeX", "LaTeX")
+
+
+class Raised(str):
+    """A piece of a superscript. A superscript may have several."""
+
+    __slots__ = ()
+
+
+def joined(pieces: Iterable[str]) -> str:
+    """Join pieces of text, with superscripts as in `raised`."""
+    groups = groupby(pieces, key=lambda each: isinstance(each, Raised))
+    return "".join(raised("".join(group)) if is_raised else "".join(group) for is_raised, group in groups)
 
 
 def raised(text: str) -> str:

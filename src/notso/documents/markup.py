@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TypeAlias
 
-from notso.documents.formulas import Formula, raised
+from notso.documents.formulas import Formula, Raised, joined
 from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import UnreadableError
 
@@ -181,7 +181,7 @@ class _Text(HTMLParser):
         elif not self._hidden:
             text = data if self._verbatim else re.sub(r"\s+", " ", data)
             # The text of a superscript may be in a link or another element.
-            self._pieces.append(raised(text) if any(each[2] for each in self._open[-4:]) else text)
+            self._pieces.append(Raised(text) if any(each[2] for each in self._open[-4:]) else text)
 
     def unknown_decl(self, data: str) -> None:
         """Ignore declarations such as `<![CDATA[`, as browsers do."""
@@ -237,7 +237,7 @@ class _Text(HTMLParser):
 
 
 def _join(pieces: list[_Piece], form: int) -> str:
-    return "".join(each if isinstance(each, str) else each[form] for each in pieces)
+    return joined(each if isinstance(each, str) else each[form] for each in pieces)
 
 
 def _span(value: str | None) -> int:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
-from notso.documents.formulas import Formula, raised
+from notso.documents.formulas import Formula, Raised, joined
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
 from notso.documents.tables import line_of, markdown_lines
@@ -50,14 +50,14 @@ class _Page:
     spans: list[int] = field(default_factory=list)  # number of columns that each open cell spans (only DOCX)
 
     def end_paragraph(self) -> None:
-        text = "".join(self.paragraph).strip()
+        text = joined(self.paragraph).strip()
         if text:
             self._open_blocks().append(self.prefix + text)
         self.paragraph, self.prefix = [], ""
 
     def cut_reading(self, start: int) -> str:
         """Remove a ruby annotation, which begins at piece `start`, and return it in parentheses."""
-        reading = "".join(self.paragraph[start:]).strip()
+        reading = joined(self.paragraph[start:]).strip()
         del self.paragraph[start:]
         return reading and f"({reading})"
 
@@ -150,7 +150,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             continue
         elif event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
-            page.paragraph.append(raised(text) if any(raises) else text)
+            page.paragraph.append(Raised(text) if any(raises) else text)
         elif event.name in ("span", "note-citation"):
             if start:
                 raises.append(event.name != "span" or event.attributes.get("style-name") in superscripts)
@@ -329,7 +329,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
             continue
         elif event.kind == "text":
             if in_text and not is_hidden:
-                page.paragraph.append(raised(event.name) if is_raised else event.name)
+                page.paragraph.append(Raised(event.name) if is_raised else event.name)
         elif event.name == "t":
             in_text = start
         elif event.name == "rt":  # stored before the base text
@@ -411,7 +411,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
             continue
         elif event.kind == "text":
             if in_text:
-                page.paragraph.append(raised(event.name) if is_raised else event.name)
+                page.paragraph.append(Raised(event.name) if is_raised else event.name)
         elif event.name == "t":
             in_text = start
         elif event.name in ("r", "fld"):
