@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents.made import A, docx, odt, pdf, pptx, stream
+from documents.made import A, docx, odt, pdf, pdf_of, pptx, stream
 from documents.test_traps import read_here
 
 from notso.documents.formulas import raised
@@ -100,6 +100,23 @@ def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> N
     for change in (high, normal) * shown.count(b"%s"):
         shown = shown.replace(b"%s", change, 1)
     assert read_here(pdf([stream(b"BT /F1 12 Tf 50 700 Td %s ET" % shown)]), "a.pdf").text == text
+
+
+def test_superscripts_of_pdf_after_characters_of_two_units_are_marked() -> None:
+    shown = b"(AA in 2020 there were 10) Tj /F1 8 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( things) Tj"
+    letter_a = b"begincmap 1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <D83DDE00> endbfchar"
+    made = pdf_of(
+        {
+            1: b"<< /Type /Catalog /Pages 2 0 R >>",
+            2: b"<< /Type /Pages /Kids [10 0 R] /Count 1 >>",
+            3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 4 0 R >>",
+            4: stream(letter_a + b" endcmap"),
+            10: b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "
+            b"/Contents 11 0 R >>",
+            11: stream(b"BT /F1 12 Tf 50 700 Td %s ET" % shown),
+        }
+    )
+    assert read_here(made, "a.pdf").text == "\U0001f600\U0001f600 in 2020 there were 10⁶ things"
 
 
 def test_pdf_characters_without_a_box_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import compress
+from itertools import accumulate, compress
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from notso.documents.formulas import raised
@@ -96,12 +96,15 @@ class _PageText:
 
         self.text: str = text_page.get_text_range()
         self._page = text_page
+        # PDFium counts UTF-16 units, so two for some characters.
+        units = [0, *accumulate(1 + (each > "\uffff") for each in self.text)]
+        self._units: Sequence[int] = units if units[-1] > len(self.text) else range(len(self.text) + 1)
         self._index = pypdfium2.raw.FPDFText_GetCharIndexFromTextIndex
         self._error = pypdfium2.PdfiumError
 
     def box(self, at: int) -> Box:
         with suppress(self._error):  # a character without a box
-            left, bottom, right, top = self._page.get_charbox(self._index(self._page, at), loose=True)
+            left, bottom, right, top = self._page.get_charbox(self._index(self._page, self._units[at]), loose=True)
             return left, bottom, right, top
         return 0, 0, 0, 0
 
