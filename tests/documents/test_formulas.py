@@ -93,6 +93,7 @@ def test_superscripts_and_notes_of_odt_do_not_change_numbers() -> None:
         (b"(H) Tj /F1 8 Tf -3 Ts (2) Tj 0 Ts /F1 12 Tf (O) Tj", "H2O"),
         (b"(Total) Tj /F1 8 Tf 90 3 Td (2) Tj", "Total 2"),
         (b"(2020) Tj 40 0 Td (1) Tj", "2020 1"),
+        (b"/F1 36 Tf (A) Tj /F1 12 Tf 13 Ts (2019 report found) Tj", "A\n2019 report found"),
     ],
 )
 def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> None:

@@ -26,7 +26,8 @@ _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\uf
 # A number, with the line breaks before and after it.
 _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
 # Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
-MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.9, 0.15, 0.35, 0.15
+# Text beside a drop cap is lower than a superscript.
+MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 
@@ -156,7 +157,7 @@ def _is_in_line(box: Box, base: Box) -> bool:
 def _is_superscript(box: Box, base: Box) -> bool:
     height = _height(base)
     return (
-        0 < _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
+        0 < MIN_SUPERSCRIPT_HEIGHT * height <= _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
         and base[1] + MIN_RISE * height <= box[1] < base[3]
         and abs(box[0] - base[2]) <= MAX_GAP * height
     )
