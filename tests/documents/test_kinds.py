@@ -261,6 +261,15 @@ def test_results_that_a_program_is_asked_to_compute_are_reported() -> None:
     assert "may be missing: 1" in read_here(made, "a.xlsx").warnings[0]
 
 
+def test_repeated_rows_of_odt_are_read() -> None:
+    row = "<table:table-row{}><table:table-cell>{}</table:table-cell></table:table-row>"
+    inner = f"<table:table>{row.format('', '<text:p>x</text:p>')}</table:table>"
+    twice = row.format(' table:number-rows-repeated="2"', f"<text:p>a</text:p>{inner}")
+    many = row.format(' table:number-rows-repeated="5000"', "<text:p>b</text:p>")
+    assert read_here(odt(f"<table:table>{twice}</table:table>"), "a.odt").text.count("a x") == 2
+    assert read_here(odt(f"<table:table>{many}</table:table>"), "a.odt").text.count("b") == 1
+
+
 def test_ods_with_indented_xml_is_read() -> None:
     """SheetJS indents it, and the library does not accept this."""
     row = '<table:table-row table:number-rows-repeated="2">\n {}</table:table-row>\n'

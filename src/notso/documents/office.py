@@ -137,7 +137,8 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     _refuse_encrypted_odf(archive)
     page, skip_depth, reading_start = _Page(), 0, 0
     main, notes, citation = page, _Page(), ""  # `page` is the main text or the notes
-    repeated = 1  # number of rows that the current row stands for
+    repeated: list[int] = []  # number of rows that each open row stands for
+    is_spreadsheet = False
     superscripts = _superscript_styles(_optional_events(archive, "styles.xml"))
     superscripts |= _superscript_styles(xml_events(archive.pieces("content.xml")))
     raises: list[bool] = []  # whether each open span is a superscript
@@ -175,9 +176,13 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             (page.start_table if start else page.end_table)()
         elif event.name == "table-row" and start:
             page.start_row()
-            repeated = _count(event, "number-rows-repeated")
+            repeated.append(_count(event, "number-rows-repeated"))
         elif event.name == "table-row":
-            page.repeat_row(repeated - 1)
+            times = repeated.pop()
+            if times <= MAX_REPEATED or is_spreadsheet:  # texts have such rows only by mistake
+                page.repeat_row(times - 1)
+        elif event.name == "spreadsheet":
+            is_spreadsheet = True
         elif event.name in ("table-cell", "covered-table-cell"):
             page.end_paragraph()
             if start:
