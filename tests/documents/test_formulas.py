@@ -152,6 +152,18 @@ def test_pdf_characters_without_a_box_are_read(monkeypatch: pytest.MonkeyPatch) 
         ("<math><msqrt><mi>a</mi><mo>+</mo><mi>b</mi></msqrt></math>", "√(a+b)"),
         ("<math><mroot><mn>8</mn><mn>3</mn></mroot></math>", "³√8"),
         ("<math><msubsup><mo>∑</mo><mn>1</mn><mi>k</mi></msubsup></math>", "∑_1^k"),
+        ("<math><mn>1</mn><mfrac><mn>1</mn><mn>2</mn></mfrac><mn>3</mn></math>", "1 1/2 3"),
+        ("<math><mfrac><mn>1</mn><mi>x</mi></mfrac><mi>y</mi><mn>1</mn><mn>2</mn></math>", "1/x y12"),
+        ("<math><mstyle><mfrac><mi>a</mi><mn>2</mn></mfrac></mstyle><mo>=</mo><mi>c</mi></math>", "a/2=c"),
+        ("<math><msup><msup><mi>x</mi><mn>2</mn></msup><mn>3</mn></msup><mi>y</mi></math>", "(x²)³y"),
+        ("<math><msub><mi>x</mi><mn>1</mn></msub><mn>2</mn></math>", "x_1 2"),
+        ("<math><mn>2</mn><msup><mn>10</mn><mn>6</mn></msup></math>", "2 10⁶"),
+        (
+            "<math><mmultiscripts><mi>C</mi><none/><mo>+</mo><mprescripts/><mn>6</mn><mn>14</mn></mmultiscripts></math>",
+            "_6¹⁴C⁺",
+        ),
+        ("<math><mmultiscripts><mi>C</mi><mprescripts/><mn>6</mn><none/></mmultiscripts></math>", "_6 C"),
+        ("<math><mmultiscripts></mmultiscripts><mi>a</mi></math>", "a"),
         ("<math><mfenced open='['><mi>a</mi><mi>b</mi></mfenced></math>", "[a, b)"),
         (
             "<math><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mn>2</mn></mtd></mtr><mtr><mtd><mn>3</mn></mtd></mtr></mtable>",
@@ -180,7 +192,7 @@ def test_formulas_and_superscripts_of_html_are_read(html: str, text: str) -> Non
             "(n; k)",
         ),
         (f"<m:sSup><m:e>{value('10')}</m:e><m:sup>{value('6')}</m:sup></m:sSup>", "10⁶"),
-        (f"<m:sSub><m:e>{value('x')}</m:e><m:sub>{value('10')}</m:sub></m:sSub>{value('2')}", "x_102"),
+        (f"<m:sSub><m:e>{value('x')}</m:e><m:sub>{value('10')}</m:sub></m:sSub>{value('2')}", "x_10 2"),
         (f"{value('2')}<m:d><m:e>{value('x+1')}</m:e></m:d>", "2(x+1)"),
         (
             f"<m:d><m:dPr><m:begChr m:val='['/><m:endChr m:val=''/></m:dPr><m:e>{value('x')}</m:e></m:d>",

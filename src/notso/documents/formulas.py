@@ -17,6 +17,9 @@ MAX_RAISED = 12  # longer texts are small print
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
+# A fraction or subscript at the end, and a fraction at the start.
+_COMPOUND_END, _COMPOUND_START = re.compile(r"[/_][\w.,]+\Z"), re.compile(r"[\w.,]+/")
+_SIMPLE = ("", "mn", "mi", "mo", "mtext", "ms", "r", "t")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
 _TEX = ("application/x-tex", "TeX", "LaTeX")
 
@@ -52,8 +55,25 @@ def _enclosed(text: str) -> str:
     return text if _ENCLOSED.fullmatch(text) else f"({text})"
 
 
+def _base(text: str) -> str:
+    return f"({text})" if text.endswith(tuple(_RAISED)) else _enclosed(text)
+
+
 def _below(text: str) -> str:
     return f"_{_enclosed(text)}" if text else ""
+
+
+def _scripts(texts: list[str]) -> str:
+    # Of a list of lower and upper scripts in turn.
+    return "".join(_below(low) + _power(high) for low, high in zip(texts[::2], texts[1::2], strict=False))
+
+
+def _gap(before: str, after: str, is_simple: bool) -> str:
+    # Without a space, 1 1/2 would be 11/2, and x_1 2 would be x_12. Several simple parts may be one number.
+    if is_simple or not before or before[-1] in _RAISED or not (before[-1] + after[:1]).isalnum() or not after:
+        return ""
+    are_numbers = before[-1].isdecimal() and after[0].isdecimal() and not (before + after).isdecimal()
+    return " " if are_numbers or _COMPOUND_END.search(before) or _COMPOUND_START.match(after) else ""
 
 
 @dataclass
@@ -72,7 +92,11 @@ class _Element:
         return found[0] if found else ""
 
     def whole(self) -> str:
-        return "".join(text for _, text, _ in self.parts)
+        whole, last = "", ""
+        for name, text, _ in self.parts:
+            whole += _gap(whole[-MAX_RAISED:], text, name in _SIMPLE and last in _SIMPLE) + text
+            last = name
+        return whole
 
 
 class Formula:
@@ -129,11 +153,19 @@ def _linear(element: _Element) -> str:
             is_bare = settings.get("type") == "noBar" or attributes.get("linethickness", "").rstrip("ptexm") == "0"
             return f"({above}; {below})" if is_bare else f"{above}/{below}"
         case "sSup" | "msup":
-            return _enclosed(part("e", 0)) + _power(part("sup", 1))
+            return _base(part("e", 0)) + _power(part("sup", 1))
         case "sSub" | "msub":
             return _enclosed(part("e", 0)) + _below(part("sub", 1))
         case "sSubSup" | "msubsup" | "munderover":
             return _enclosed(part("e", 0)) + _below(part("sub", 1)) + _power(part("sup", 2))
+        case "sPre":
+            scripts = _scripts([part("sub", 0), part("sup", 1)])
+            return f"{scripts}{_gap(scripts, part('e', 2), False)}{part('e', 2)}"
+        case "mmultiscripts":
+            names = [name for name, _, _ in element.parts if name]
+            end = names.index("mprescripts") if "mprescripts" in names else len(names)
+            (base, *after), scripts = [*element.texts()[:end], ""][: max(1, end)], _scripts(element.texts()[end + 1 :])
+            return f"{scripts}{_gap(scripts, base, False)}{_enclosed(base)}{_scripts(after)}"
         case "limLow" | "munder":
             return part("e", 0) + _below(part("lim", 1))
         case "limUpp" | "mover":
