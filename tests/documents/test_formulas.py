@@ -171,6 +171,9 @@ def test_pdf_characters_without_a_box_are_read(monkeypatch: pytest.MonkeyPatch) 
         ),
         ("<math><mrow><mi>x</mi><p>not closed</p>", "x\nnot closed"),
         ("<m:math><m:mfrac><m:mn>1</m:mn><m:mn>2</m:mn></m:mfrac></m:math>", "1/2"),
+        ("<math hidden><mi>x</mi></math>a<math style='display: none'><mi>x</mi></math>", "a"),
+        ("<math><style>mi { color: red }</style><mi>x</mi></math>", "x"),
+        ("<math><semantics><mi>x</mi><mo>=</mo><annotation>y</annotation></semantics></math>", "x="),
         ("<p hidden><math><mi>x</mi></math></p>a</math></mi>", "a"),
         (
             "<span class='katex'><math><mn>2</mn></math><span class='katex-html'>2</span></span> is",

@@ -145,7 +145,7 @@ def _linear(element: _Element) -> str:
             return f"${attributes['alttext']}$"
         case "semantics":
             tex = [text for _, text, given in element.parts if given.get("encoding") in _TEX]
-            return f"${tex[0].strip()}$" if tex else part("mrow", 0)
+            return f"${tex[0].strip()}$" if tex else element.whole()
         case "annotation" | "annotation-xml" if attributes.get("encoding") not in _TEX:
             return ""
         case "f" | "mfrac":
@@ -191,6 +191,6 @@ def _linear(element: _Element) -> str:
             return f"[{'; '.join(element.texts())}]"
         case "mspace":
             return " "
-        case "mphantom" | "phant":
+        case "mphantom" | "phant" | "style" | "script":
             return ""
     return element.whole()

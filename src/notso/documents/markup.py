@@ -89,7 +89,9 @@ class _Text(HTMLParser):
             self._formula.start(tag.rpartition(":")[2], {name: value or "" for name, value in attrs})
             return
         self._end_formula()  # HTML elements end a formula that was not closed
-        if tag.rpartition(":")[2] == "math" and not self._hidden:
+        values = dict(attrs)
+        hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
+        if tag.rpartition(":")[2] == "math" and not (self._hidden or hides):
             self._formula = Formula()
             self._formula.start("math", {name: value or "" for name, value in attrs})
             return
@@ -104,8 +106,6 @@ class _Text(HTMLParser):
             self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
         ):
             self._close_innermost()
-        values = dict(attrs)
-        hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
         hides = hides or values.get("class") == "katex-html"  # repeats the MathML before it
         if tag == "body":  # a head element that was not closed ends here
             self._open = [each for each in self._open if each[0] != "head"]
