@@ -24,6 +24,7 @@ from notso.web.values.wording import (
     format_rate,
     language,
     language_table,
+    missing_translations,
     number,
     ordinal,
     select_language,
@@ -112,9 +113,10 @@ def test_only_texts_with_error_code_are_translated() -> None:
 
 
 @pytest.mark.parametrize("code", OTHERS)
-def test_missing_translations_fall_back_to_english(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_translations_fall_back_to_english_and_are_listed(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = {name: text for name, text in language_table(code).items() if name != "chats"}
     monkeypatch.setattr(wording, "language_table", lambda each: lacking if each == code else language_table(each))
+    assert "chats" in missing_translations(code)
     spoken = language.set(code)
     try:
         assert words["chats"] == language_table("en")["chats"]

@@ -156,6 +156,16 @@ class _Translations(Mapping[str, str]):
 words: Mapping[str, str] = _Translations()
 
 
+def missing_translations(code: str) -> list[str]:
+    """Return the keys of the strings that a language lacks; they are shown in English."""
+    names = {name: name for other in LANGUAGES for name in language_table(other)}
+    return [
+        name
+        for name in names
+        if code != "en" and name not in language_table(code) and not name.startswith(FOR_THE_MODEL)
+    ]
+
+
 def translated(error: object) -> str:
     """Return an error's message in the current language, or in English if there is no translation."""
     error = getattr(error, "sentence", error)
