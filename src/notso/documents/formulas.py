@@ -18,7 +18,7 @@ _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻�
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
 # A fraction or subscript at the end, and a fraction at the start.
-_COMPOUND_END, _COMPOUND_START = re.compile(r"[/_][\w.,]+\Z"), re.compile(r"[\w.,]+/")
+_COMPOUND_END, _COMPOUND_START = re.compile(r"[/_](?:[^\W_]|[.,])+\Z"), re.compile(r"[\w.,]+/")
 _SIMPLE = ("", "mn", "mi", "mo", "mtext", "ms", "r", "t")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
 _TEX = ("application/x-tex", "TeX", "LaTeX")

@@ -59,14 +59,8 @@ def test_file_defaults_apply_only_to_unset_parameters() -> None:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     def model(**keys: tuple[Any, str]) -> Path:
-        plain = synth._add_config
-
-        def with_keys(writer: Any, *rest: Any) -> None:
-            plain(writer, *rest)
-            for key, (value, type_name) in keys.items():
-                writer.add(f"general.sampling.{key}", value, type_name)
-
-        monkeypatch.setattr(synth, "_add_config", with_keys)
+        plain, added = synth._config_entries, {f"general.sampling.{key}": entry for key, entry in keys.items()}
+        monkeypatch.setattr(synth, "_config_entries", lambda *rest: plain(*rest) | added)
         path = tmp_path / "model.gguf"
         synth.write_synthetic(path, layers=1, hidden=256, ffn=256, heads=4, kv_heads=1, vocab=4096)
         return path
