@@ -395,10 +395,11 @@ class _Replica(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        read = self.read  # of this attempt
         self.end_headers()
         for number in range(5):
             if number:
-                self.read.acquire()
+                read.acquire()
             event = b"data: %d\n\n" % number
             self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
             self.wfile.flush()
@@ -418,7 +419,6 @@ class _Replica(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def replicas() -> Iterator[dict[str, str]]:
-    _Replica.read = threading.Semaphore(0)
     servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Replica) for _ in range(3)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -437,11 +437,12 @@ def test_proxy_forwards_events_one_by_one(machine: Machine, replicas: dict[str, 
         machine.wait(lambda: machine.answers(f"{url}/health", headers))
         whole = "".join(f"data: {number}\n\n" for number in range(5))
         for _ in range(10):  # on a busy machine the proxy's health checks may fail for a moment
+            _Replica.read = read = threading.Semaphore(0)
             with httpx.stream("POST", url + path, json={}, headers=headers, timeout=120) as answer:
                 status, text = answer.status_code, ""
                 for chunk in answer.iter_text():
                     text += chunk
-                    _Replica.read.release()
+                    read.release()
             if (status, text) == (200, whole):
                 break
         assert (status, text) == (200, whole)

@@ -81,13 +81,9 @@ FILES: list[tuple[Callable[[], bytes], str]] = [
     (lambda: b"[" + b"{}," * 2_000_000 + b"{}]", "more than 50,000 messages"),
     (lambda: b"[" + b"1," * 2_000_000 + b"1]", "more than 50,000 messages"),
     (lambda: b'[{"role": "user", "content": [' + b"[]," * 3_000_000 + b"[]]}]", "at least 1 item"),
-    (lambda: b'[{"role": "user", "content": [' + b"1," * 5_000_000 + b"1]}]", "more than 4,000,000 values"),
-    (lambda: b'[{"role": "user", "content": ' + b"[" * 100 + b"]" * 100 + b"}]", "deeper than 64"),
+    (lambda: b'[{"role": "user", "content": [' + b"1," * 5_000_000 + b"1]}]", "an unexpected value"),
+    (lambda: b'[{"role": "user", "content": ' + b"[" * 100 + b"]" * 100 + b"}]", "at least 1 item"),
     (lambda: b"[" * 5000 + b"]" * 5000, "nested too deep"),
-    (
-        lambda: b'[{"role": "user", "content": "x"' + b"".join(b',"%d":1' % n for n in range(300_000)) + b"}]",
-        "messages.0",
-    ),
     (
         lambda: (
             b'{"format": "notso-chats", "version": 2, "chats": ['
