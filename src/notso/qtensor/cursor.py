@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import GGUFError
 
-MAX_STRING_BYTES: Final = 1 << 20  # GG3: the number of a check; see gguf.py
+MAX_STRING_BYTES: Final = 1 << 20  # GG3, one of the checks that gguf.py numbers
 _DECODE_BYTES: Final = 1 << 20  # bytes decoded at a time, so that memory use does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
@@ -70,7 +70,6 @@ class Cursor:
 
     def strings(self, count: int, field: str) -> StringSpan:
         """Validate `count` strings; return them undecoded."""
-        # The result takes four or eight bytes of memory per string, whatever the string's length.
         start = self.position
         ends = _string_ends(self._buffer, start, self._end, count, field)
         self.position = int(ends[-1]) if count else start
@@ -85,8 +84,6 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8
-    # The file declares the number of iterations. Each iteration consumes at least 8 bytes or fails, so the loop cannot
-    # run past the end of the file.
     for i in range(count):
         if position > last:
             raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)
@@ -106,7 +103,7 @@ class StringSpan:
 
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
-        # (count,) offsets in `raw`; uint32 if possible, so that the array takes at most half of the file's size.
+        # (count,) offsets in `raw`; uint32 where they fit, which halves the memory.
         self._ends = ends.astype(np.uint32) if len(raw) < 1 << 32 else ends
 
     def __len__(self) -> int:

@@ -21,7 +21,8 @@ KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
 TILE_POSITIONS = 128  # positions per KV cache block; a tile is the part of a sequence that one block holds
 
-# Maximum head dimension of all KV formats except f16: up to it, float32 represents sums of byte products exactly.
+# Maximum head dimension of KV formats other than f16: up to this size, float32 represents sums of byte products
+# exactly.
 MAX_BYTE_DIM = 1024
 
 SCALE_BYTES = 2

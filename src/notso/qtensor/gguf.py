@@ -10,8 +10,7 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# Comments here and in tests/qtensor refer to the checks as GG1 to GG15. Whether the entries describe a usable model is
-# checked by the code that loads the model.
+# GG1 to GG15 number the checks, here and in tests/qtensor.
 
 from __future__ import annotations
 
@@ -87,7 +86,6 @@ class NumberSpan:
 class Metadata(Mapping[str, Any]):
     """Entries in file order, with values of type int, float, bool, str, or lists of these."""
 
-    # Arrays and long strings are validated when the file is opened, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries
         self._decoded: dict[str, Any] = {}
@@ -124,7 +122,6 @@ class GGUFFile:
 
     def __init__(self, path: Path, mapping: mmap.mmap, status: os.stat_result) -> None:
         self.path = path
-        # The result of fstat describes the open file even if its path now refers to another file.
         self.status = status
         self.size_bytes = len(mapping)
         self._mapping = mapping
@@ -170,8 +167,8 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        # Removes from memory the pages that contain only this tensor; the system reads them from the file again when
-        # they are accessed. Does nothing for tensors outside this mapping, such as copies.
+        # Removes the pages that contain only this tensor from memory; the system reads them again when they are
+        # accessed. Does nothing for tensors outside this mapping, such as copies.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
         first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page
@@ -226,7 +223,7 @@ def _read_name(cursor: Cursor, field: str, limit: int) -> str:
 
 
 def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    # Returns values by key (arrays and long strings as spans), type names, and the alignment.
+    # Returns values (arrays and long strings as spans) by key, type names by key, and the alignment.
     entries: dict[str, Any] = {}
     types: dict[str, str] = {}
     alignment = DEFAULT_ALIGNMENT

@@ -98,7 +98,7 @@ class GGUFWriter:
             raise GGUFError(f"value does not fit {type_name}: {error}", field=field) from error
         if len(self._entries) == MAX_ENTRIES:
             raise GGUFError(f"more than {MAX_ENTRIES} entries", field=field)
-        if key == "general.alignment":  # readers need this entry to locate the tensors
+        if key == "general.alignment":
             if type_name != "uint32" or not MIN_ALIGNMENT <= value <= MAX_ALIGNMENT or value & (value - 1):
                 raise GGUFError(f"{value!r} is not a supported alignment", field=field)
             self._alignment = value
@@ -116,7 +116,6 @@ class GGUFWriter:
 
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
         """Declare a tensor; `shape` is in numpy order. Raises OperandError for incomplete blocks."""
-        # `data` (bytes or chunks) is read in `write`.
         field = f"tensor {name!a}"
         if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or "\0" in name or name in self._tensors:
             raise GGUFError("a name must be new, free of NUL and 1..64 bytes long", field=field)

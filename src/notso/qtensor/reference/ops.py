@@ -134,8 +134,7 @@ def _small_block_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Byte
 
 
 def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
-    # float64 represents the sums exactly (they are far below 2^53), and numpy multiplies float64 matrices faster than
-    # integer matrices.
+    # Exact, because the sums are far below 2^53. numpy multiplies float64 matrices faster than integer matrices.
     sums: Doubles = x.astype(np.float64) @ w.astype(np.float64).T
     return sums.astype(np.float32)
 
@@ -229,8 +228,8 @@ def rope(
     scale: float = 1.0,
 ) -> Floats:
     """Rotate x (L, H, D) by positions * frequencies (D / 2,)."""
-    # "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). `scale`, used by YaRN, multiplies
-    # cos and sin.
+    # layout: "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). scale: factor of cos and
+    # sin, for YaRN.
     _require_operand(
         x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree"
     )

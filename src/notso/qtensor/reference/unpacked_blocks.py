@@ -393,7 +393,6 @@ def _tq2_0(b: Bytes) -> Unpacked256:
     return _without_minimum(read_half(b, 64), np.ones((len(b), 16), np.int32), _unpack_pairs(b[:, :64]) - 1)
 
 
-# Functions that unpack (n, block_bytes) uint8.
 UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
     Q2_K: _q2_k,
     Q3_K: _q3_k,

@@ -29,7 +29,6 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
     `memory` is a contiguous 1-D uint8 array of at least 1 MiB; each thread reads from `places` positions alternately.
     Raises OperandError for other arguments.
     """
-    # Each whole window of the memory is read once; the fastest one counts.
     if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
         raise OperandError("the data must be a contiguous array of at least 1 MiB")
     if places not in PLACES:

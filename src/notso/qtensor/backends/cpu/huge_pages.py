@@ -77,7 +77,7 @@ class HugePageArena:
 
         packs: pack tensors where the kernels support it.
         """
-        # Packing pads rows, so the reserved address space is larger than the tensors. Its unused part takes no memory.
+        # Packing pads rows, so more address space is reserved than the tensors need. Its unused part takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -106,8 +106,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), weight (N, K), out (L, N) float32."""
     # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values, or per 32 values
-    # for formats with blocks of 32. Sums over values with the same scale are exact integers.
-    # Float weights are multiplied in float32.
+    # for formats with blocks of 32. Sums over values with the same scale are exact integers. Float weights are
+    # multiplied in float32.
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
@@ -314,7 +314,7 @@ def _check_elementwise(a_name: str, a: Floats, b_name: str, b: Floats, out: Floa
 
 
 def _check_no_overlap(name: str, written: Any, *others: Any, in_place: bool = False) -> None:
-    # in_place: whether an operand may be the output itself.
+    # in_place: an operand may be the output itself.
     for other in others:
         if np.may_share_memory(written, other) and not (in_place and other.ctypes.data == written.ctypes.data):
             raise OperandError(f"{name} overlaps another operand")

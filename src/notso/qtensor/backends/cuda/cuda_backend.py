@@ -81,7 +81,7 @@ class CUDA:
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unflushed = dict[int, Any]()  # by id: host copies (`HostMirror`) with changes that are not uploaded yet
+        self._unflushed = dict[int, Any]()  # by id; host copies with changes that are not uploaded yet
 
     @property
     def kernels(self) -> str:
@@ -130,7 +130,7 @@ class CUDA:
         if array.mirror is not None:
             return array.numbers.copy()
         values = np.empty(array.shape, array.dtype)
-        array.memory.download(values, array.offset)  # waits for pending work
+        array.memory.download(values, array.offset)
         return values
 
     def weight(self, tensor: QTensor) -> DeviceWeight:
@@ -155,7 +155,7 @@ class CUDA:
         return Program(self)
 
     def _dispatch(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
-        # Launches get the number of tiles that `check` returns; only attention uses it.
+        # `launch` gets the number of tiles that `check` returns; only attention needs it.
         if self.recording is not None:
             self.recording.add(key, check, launch, used)
             return

@@ -14,10 +14,9 @@ from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from notso.qtensor.tensor import QTensor
 
-# The CUDA driver's library, loaded only when a GPU is requested or the driver is looked for.
 LIBRARY = "libcuda.so.1"
 
-# Empty machine code: the native module then uses the code compiled into this build.
+# With empty machine code, the native module uses the code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
