@@ -133,7 +133,7 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
 # Values of init_lora_weights that begin with one of these are rejected, because PEFT would also change the base model.
 _CHANGES_BASE_MODEL = ("pissa", "olora", "corda", "loftq")
 
-# Values of init_lora_weights with which PEFT's initial update B A is random. With the others in CHOICES, it is zero.
+# Values of init_lora_weights with which PEFT's initial update B A is random. With other accepted values, it is zero.
 _RANDOM = (None, False)
 
 _LAYER_NAMES = ("layers", "model.layers")
@@ -219,7 +219,7 @@ def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
         raise ModelFileError(f"layers_to_transform must be a list of layers, not {quoted(layers)}")
     if pattern and not _matches_layer_list(pattern):
-        layers = [-1]  # no list of layers has such a name, so no layer number matches
+        layers = [-1]  # no list of layers has this name, so no layer matches
     excluded = _module_matcher("exclude_modules", settings.get("exclude_modules"), none=False)
     if isinstance(targets, str) and targets.lower() == "all-linear":
         targets = None  # every matrix of a layer; the head is excluded
@@ -243,8 +243,7 @@ def _matches_layer_list(pattern: Any) -> bool:
 
 
 def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    # `value` is a list of names or suffixes, or a regular expression for whole names. If it is None, the matcher always
-    # returns `none`.
+    # value: a list of names or suffixes, a regular expression for whole names, or None (the matcher returns `none`).
     if value is None or (key == "exclude_modules" and value in OFF):
         return lambda module: none
     if isinstance(value, str):
@@ -265,7 +264,7 @@ def _compile_patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Calla
 
 
 def _compile_expression(key: str, pattern: str, *, at_end: bool = False) -> Callable[[str], bool]:
-    # `at_end`: the expression may match only the last parts of a module's name, as those of `rank_pattern` in PEFT.
+    # at_end: match the last parts of a module's name, as PEFT does for `rank_pattern`.
     if not _has_one_meaning(pattern, *([rf"(.*\.)?({pattern})$"] if at_end else [])):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
     whole = rf"(?:.*\.)?(?:{pattern})" if at_end else pattern
@@ -280,10 +279,9 @@ def _compile_expression(key: str, pattern: str, *, at_end: bool = False) -> Call
 
 
 def _has_one_meaning(pattern: str, *in_peft: str) -> bool:
-    # Whether Rust's expressions, if they accept the pattern, give it the meaning of Python's, which PEFT uses. Python
-    # has no operations on sets, word boundaries \< and \b{start}, nested sets, or spaces in counts, and Rust no
-    # possessive quantifiers.
-    # Ranges of other characters than ASCII would take long to compile.
+    # Returns whether Rust's regular expressions, if they accept the pattern, give it the same meaning as Python's,
+    # which PEFT uses. Python has no set operations, nested sets, word boundaries like \< and \b{start}, or spaces in
+    # counts; Rust has no possessive quantifiers. Non-ASCII ranges would take long to compile.
     if len(pattern) > MAX_PATTERN_CHARACTERS or not pattern.isascii() or _FOREIGN.search(pattern):
         return False
     plain = re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern))  # without escapes and sets
@@ -425,7 +423,7 @@ def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
             module, layer, role, part = named[1], int(named[2]), named[3], named[4].lower()
             if not peft.adapts(module, layer):
-                left_out += 1  # PEFT ignores these tensors, too
+                left_out += 1
                 continue
             rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
             if rank != peft.rank(module):
@@ -499,7 +497,6 @@ def _matrix_pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTe
 
 
 def _pad_matrix(tensor: QTensor, rows: int, columns: int) -> QTensor:
-    # Zero padding does not change the products.
     if not rows and not columns:
         return tensor
     height, width = tensor.shape

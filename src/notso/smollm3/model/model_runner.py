@@ -21,7 +21,7 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
-# Steps of up to this many rows are captured (recorded as native programs) and replayed, because they are so short that
+# Steps of up to this many rows are captured (recorded as native programs) and replayed. They are so short that
 # interpreter overhead would be noticeable.
 CAPTURED_ROWS = MAX_SAMPLED
 
@@ -121,10 +121,8 @@ class ModelRunner:
         return states.astype(np.float32)
 
     def capture_next_step(self) -> None:
-        # Captures one step per call, but none while weights are migrating, because adopting a migrated layer would
-        # invalidate all captured steps.
-        # `has_captured_steps` is set when all likely steps (one token, or the last tokens of a prompt) are captured,
-        # when the limit is reached, or when a capture has failed.
+        # Captures one step per call, but none while weights migrate: adopting a migrated layer would invalidate all
+        # captured steps.
         if self.placement is not None and not self.placement.finished.is_set():
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)

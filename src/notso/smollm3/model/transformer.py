@@ -47,7 +47,7 @@ class SmolLM3:
             self._feed_forward(index, layer, step)
         if not go_on(len(weights.layers) - 1):
             return False
-        # Once the last layer's keys and values are stored, only the sampled rows are needed.
+        # After the last layer's keys and values are stored, only the sampled rows are needed.
         sampled = step.sampled()
         self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
         if step.sampled_rows.shape[0]:

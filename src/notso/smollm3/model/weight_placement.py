@@ -17,11 +17,11 @@ from notso.qtensor import Backend, GGUFFile, QTensorError, Weight, WeightArena
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.model.weights import MATRICES, READ_TOGETHER, LayerWeights, SmolLM3Weights
 
-# Smaller files stay in CPU caches or are read quickly; "auto" leaves them mapped.
+# "auto" leaves smaller files mapped, because they stay in CPU caches or are read quickly.
 WORTHWHILE_BYTES = 256 << 20
 
-# Memory that must remain free if "auto" copies the weights. It is needed because the mapped pages of a layer and its
-# copy are both in memory until the pages are released.
+# Memory that must remain free if "auto" copies the weights: a layer's mapped pages and its copy are both in memory
+# until the pages are released.
 SPARE_BYTES = 1 << 30
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class WeightPlacement:
         requested: str,
     ) -> None:
         """Raises InvalidRequestError for an unsupported placement."""
-        # The copying thread calls `wake` when a copy is ready to be adopted.
+        # wake: called by the copying thread when a copy is ready to be adopted.
         self._is_requested = requested in ("packed", "hugepages")
         if self._is_requested and not backend.has_weight_arena:
             raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
@@ -81,7 +81,7 @@ class WeightPlacement:
     def stop(self) -> None:
         """Stop copying; adopted layers stay."""
         self._stopping.set()
-        if self._thread is not None and self._thread.ident is not None:  # it was started
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
         self.finished.set()
 
@@ -125,7 +125,7 @@ class WeightPlacement:
             self.finished.set()
 
     def _publish_copy(self, index: int, copy: LayerWeights | Weight) -> None:
-        # Waits until the copy is adopted, because the memory plan has room for the copy of only one layer at a time.
+        # Waits until the copy is adopted: the memory plan has room for the copy of only one layer at a time.
         self._ready.append((index, copy))
         self._wake()
         while self._ready and not self._stopping.is_set():
@@ -135,7 +135,6 @@ class WeightPlacement:
 
 
 def _copy_layer(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
-    # The norms, a few kilobytes, are not copied. Matrices are placed in the order in which a step reads them.
     copies = [copy for names in READ_TOGETHER for copy in arena.copy(*(getattr(layer, name) for name in names))]
     return replace(layer, **dict(zip(MATRICES, copies, strict=True)))
 

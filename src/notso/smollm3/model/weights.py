@@ -14,7 +14,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError, quoted
 
 Q4_K_M, Q5_K_M = "Q4_K_M", "Q5_K_M"
-# File types that mix formats -> format of most matrices; the other matrices are Q6_K.
+# Formats of most matrices in file types that mix formats; the other matrices are Q6_K.
 MIXED = {Q4_K_M: Q4_K, Q5_K_M: Q5_K}
 
 # ggml's `general.file_type` numbers.
@@ -28,7 +28,6 @@ FILE_TYPES = {
 
 def has_more_bits(layer: int, layers: int) -> bool:
     """Return whether a layer's attn_v and ffn_down use Q6_K (llama.cpp: use_more_bits)."""
-    # The first and last eighths of the layers, and every third layer in between.
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
@@ -39,7 +38,7 @@ def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: boo
         return F32
     if mix not in MIXED:
         return FORMATS_BY_NAME[mix]
-    # The matrix that produces the logits (the head, or a tied embedding) gets more bits.
+    # The matrix that produces the logits gets more bits.
     if name == "token_embd":
         return Q6_K if is_tied else MIXED[mix]
     if name == "output":
@@ -71,7 +70,7 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
-# Groups of matrices, in the order of MATRICES. A step reads the matrices of a group alternately, row by row.
+# In the order of MATRICES. A step reads the rows of a group's matrices alternately.
 READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, without `blk.N.` and `.weight`.
 TENSOR_NAMES = {
