@@ -53,7 +53,7 @@ class DamagedBlockError(Exception):
 class BlockName:
     """A block's file name; `model`: 8 bytes of the cache version's digest."""
 
-    # The fields are written in hexadecimal, so no user input becomes part of a path.
+    # Names consist of hexadecimal digits, so no user input becomes part of a path.
     model: bytes
     hash: bytes
     tag: bytes
@@ -184,8 +184,8 @@ def _header(name: BlockName, cache_version: bytes, tokens: int, content_bytes: i
 
 def _checksum(header: bytes, tokens: bytes, content: Sequence[bytes | memoryview]) -> int:
     # CRC-32 detects accidental damage at less than a quarter of the cost of a cryptographic hash (4 GB/s, compared with
-    # 0.9 for BLAKE2b). It does not detect manipulation, but a program that can write to the folder could replace the
-    # model, too.
+    # 0.9 for BLAKE2b). Manipulation is out of scope: a program that can write to the folder could replace the model,
+    # too.
     checksum = zlib.crc32(tokens, zlib.crc32(header))
     for part in content:
         checksum = zlib.crc32(part, checksum)

@@ -175,7 +175,7 @@ def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:
 
 RESCAN_S = 1.0  # seconds between scans for another engine's files
 
-# Errors for a missing file, or for something that is not a regular file.
+# Errors for a missing file, or for something other than a regular file.
 _NO_BLOCK = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)
 _OURS = re.compile(rf"{BlockName.PATTERN}\.(?:kv\d+|tmp)|conversations\.tmp")
 _log = logging.getLogger(__name__)
@@ -190,9 +190,9 @@ class BlockFolder:
         # Size by name, least recently used first.
         self.files: OrderedDict[str, int] = OrderedDict()
         self.used_bytes = 0
-        # Names of the blocks of usable cache versions, by (hash, is_partial).
+        # Blocks of usable cache versions, by (hash, is_partial).
         self.usable: dict[tuple[bytes, bool], BlockName] = {}
-        # Tokens of partial blocks, by parent hash, once they have been read.
+        # Tokens of partial blocks that have been read, by parent hash.
         self.partials: dict[bytes, list[int]] = {}
         self.log = ConversationLog(path / "conversations")
         self._versions = {BlockName.model_of(cache_version): cache_version}
@@ -236,7 +236,6 @@ class BlockFolder:
                     self.log.read({BlockName.parse(text) for text in self.files})
 
     def _scan(self, *, sweep: bool) -> None:
-        # `sweep` removes leftovers of older versions and killed processes.
         found = []
         for entry in os.scandir(self.path):
             if not _OURS.fullmatch(entry.name):
@@ -253,7 +252,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # files of no conversation, which eviction would never remove
+                for text in lost:  # files of no conversation; eviction would never remove them
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:
@@ -303,10 +302,10 @@ class BlockFolder:
     def _rescan_if_changed(self) -> None:
         changed = self.path.stat().st_mtime_ns
         if changed != self._changed or self._has_changed:
-            # After a change, the folder is scanned once more, because files added within the same clock tick do not
-            # change its modification time again.
+            # After a change, the folder is scanned once more: files added within the same clock tick do not change its
+            # modification time again.
             self._has_changed = changed != self._changed
-            self._changed = changed  # taken before the scan, so changes during it are noticed next time
+            self._changed = changed  # taken before the scan, so changes during the scan are noticed next time
             self._clear_index()
             self._scan(sweep=False)
 
@@ -322,7 +321,7 @@ class BlockFolder:
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True
-        # An unreadable file may be intact, for example if the process has too many open files.
+        # Other errors leave the file: it may be intact, for example if the process has too many open files.
         if isinstance(error, DamagedBlockError) or getattr(error, "errno", None) in _NO_BLOCK:
             self.unlink(str(name))
 

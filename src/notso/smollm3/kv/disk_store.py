@@ -39,7 +39,7 @@ from notso.system.files import sync_folder
 from notso.system.processes import lower_thread_priority
 
 MIB = 1 << 20
-# Maximum bytes waiting to be written. Further blocks are rejected and can be offered again later.
+# Maximum bytes waiting to be written.
 QUEUE_BYTES = 128 * MIB
 
 FREE_BYTES = 1024 * MIB  # space to keep free on the disk
@@ -300,7 +300,6 @@ class DiskStore:
         self._folder.close()
 
     def _refresh_folder(self) -> None:
-        # Becomes the writer if the engine that wrote to the folder has ended.
         self._folder.refresh_folder()
         self._start_writer()
 
@@ -357,8 +356,8 @@ class DiskStore:
                 del self._queue[at]
             if size:
                 self._folder.add(queued.name, size)
-                # During the write, conversations may have been added to the block, or an older file of the same name
-                # may have been removed together with its records. Therefore, all conversations are recorded again.
+                # All conversations are recorded again. During the write, some may have been added, or an older file of
+                # the same name may have been removed together with its records.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             elif str(queued.name) not in self._folder.files:
@@ -373,7 +372,6 @@ class DiskStore:
                 self._disable(error)
 
     def _ensure_space(self, size: int) -> bool:
-        # Raises OSError if evicting all files is not enough.
         while True:
             status = os.statvfs(self.folder)
             with self._wake:

@@ -64,7 +64,6 @@ def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_private(folder / FILE, json.dumps(newest, indent=1), replace=True)
         except OSError as error:
-            # This error is only logged, because even without a stored choice, the same format is usually selected.
             _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
 
 
@@ -80,13 +79,13 @@ def _key(file: GGUFFile, context_tokens: int | None) -> str:
     return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"
 
 
-# The system allocates memory when it is first touched, which takes milliseconds for a large page. If a block were first
-# touched when it is used, every layer could need a new page in the same step. Therefore, memory is touched AHEAD_BLOCKS
-# blocks before it is used, in at most MOST_LAYERS layers between two steps.
+# The system allocates memory when it is first touched, which takes milliseconds for a large page. If blocks were first
+# touched when they are used, one step could need a new page in every layer. Therefore, memory is touched AHEAD_BLOCKS
+# blocks ahead, in at most MOST_LAYERS layers between two steps.
 AHEAD_BLOCKS = 4
 MOST_LAYERS = 6
 
-# Number of blocks touched ahead while idle, for answers that start at the same time.
+# Blocks touched ahead while idle, for answers that start at the same time.
 IDLE_BLOCKS = 32
 
 # Layers touched at a time while idle; only a few, because a request may arrive at any moment.
@@ -119,12 +118,12 @@ class KVCache:
         self.blocks = blocks or tiles
         layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
         self.pools = backend.key_value_pools(layers, self.blocks, heads, dim, kv_format, large_pages=large_pages)
-        # A small cache is fast enough without large pages and without touching memory while idle.
+        # A small cache is fast enough without large pages and idle-time touching.
         self._touches_while_idle = large_pages
         # Without a block pool, the only sequence uses the blocks in ascending order.
         is_in_order = blocks is None and max_num_seqs == 1
         in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
-        # int32 (max_num_seqs, tiles). Entries beyond the end of a sequence are stale, and attention never reads them.
+        # int32 (max_num_seqs, tiles). Entries beyond the end of a sequence are stale; attention never reads them.
         self.block_table: Array = backend.upload(
             in_order.copy() if is_in_order else np.zeros((max_num_seqs, tiles), np.int32)
         )
@@ -132,7 +131,7 @@ class KVCache:
         self._window_pools: Sequence[KeyValuePool] = ()
         if self._is_low_bit:
             # Windows use small pages: few windows are in use at a time, but every layer would need at least one large
-            # page, which has room for a dozen windows.
+            # page.
             count = window_blocks or self.blocks
             self._window_pools = backend.key_value_pools(layers, count, heads, dim, WINDOW_FORMAT, large_pages=False)
         self._window_table: Array = backend.upload(

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _PendingBlock:
-    # A block to write to disk. It is written only if it still holds `tokens` in the same context (`parent_hash`).
+    # A block to write to disk if it still holds `tokens` in the same context (`parent_hash`).
     hash: bytes
     parent_hash: bytes
     tokens: list[int]
@@ -84,7 +84,7 @@ class KVOffload:
         self._chats = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._stores = [*self._chats, *self.readings.stores]
         self._offers: dict[int, _PendingBlock] = {}  # by block: a new offer replaces an older one
-        # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
+        # (hash, is_partial) of a block that could not be loaded -> time until which the block is not loaded again
         self._missing_until: dict[tuple[bytes, bool], float] = {}
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
@@ -131,12 +131,12 @@ class KVOffload:
 
     @property
     def ready_blocks(self) -> int:
-        # Number of blocks to touch before loads, because page faults can take longer than reading from disk.
+        # Blocks to touch before loads: page faults can take longer than reading from disk.
         return min(self._files.blocks + self.readings.files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; return whether each was loaded."""
-        # Checksums and page faults take more time than the disk, so several threads are used.
+        # Several threads, because checksums and page faults take more time than the disk.
         threads = min(MOST_READERS, usable_processors(), len(loads))
         if threads < 2:
             return [self._load_or_mark_missing(load) for load in loads]
@@ -150,13 +150,13 @@ class KVOffload:
             ]
 
     def _has_window(self, load: BlockLoad) -> bool:
-        # Windows are loaded on the engine thread, the only one that accesses the map of windows.
+        # Windows are loaded on the engine thread, because only this thread may access the map of windows.
         return self.needs_window(is_first=load.sequence.blocks[0] == load.block, is_partial=load.is_partial)
 
     def _load_or_mark_missing(self, load: BlockLoad) -> bool:
         try:
             found = self._load(load)
-        except Exception:  # not fatal: the block can be recomputed
+        except Exception:  # not fatal: the block can be computed again
             _log.exception("a cached block could not be loaded")
             found = False
         if not found:
@@ -220,7 +220,7 @@ class KVOffload:
             self._offers[block] = _PendingBlock(parent_hash, parent_hash, tokens, block, True, True)
 
     def _reserve_pinned_blocks(self, sequence: Sequence) -> int:
-        # Makes room for the blocks to pin, and returns their number.
+        # Makes room for the blocks to pin; returns their number.
         if sequence.reading is None or not self.readings.is_writing:
             return 0
         hashes = sequence.hashes[: sequence.salt.shared_blocks]
@@ -285,7 +285,7 @@ class KVOffload:
                 files.evict(conversation)
 
     def discard_offers(self) -> None:
-        # The device was lost, so the contents of offered blocks cannot be read.
+        # After the loss of the device, the contents of offered blocks cannot be read.
         self._offers.clear()
 
     def close(self) -> None:
@@ -313,7 +313,7 @@ class PinnedReadings:
             self.windows = DiskStore(windows_folder, cache_version, window_bytes, budget_bytes, evicts=False)
             self.stores.append(self.windows)
         elif windows_folder.is_dir():
-            # Windows of an earlier format count toward the budget until their readings are removed.
+            # Windows of an earlier format count toward the budget.
             self.stores.append(DiskStore(windows_folder, cache_version, 0, 0, evicts=False))
 
     @property
