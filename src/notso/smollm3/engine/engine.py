@@ -96,7 +96,7 @@ def model_path(model: str | None) -> Path:
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
         is_folder = is_path = False
     if is_folder:
-        from notso.smollm3.conversion.converter import cached_conversion  # loaded for folders only
+        from notso.smollm3.conversion.converter import cached_conversion
 
         return cached_conversion(path)
     if is_path:
@@ -111,7 +111,7 @@ def is_demo(model: str | None) -> bool:
 
 Floats = npt.NDArray[np.float32]
 
-# Maximum number of unfinished requests; the engine rejects further ones.
+# Maximum number of unfinished requests.
 MAX_WAITING = 4096
 
 MAX_BATCHED = 256  # maximum unfinished requests of one `batch` or `embed` call, to leave room for other callers
@@ -326,8 +326,8 @@ class Engine:
         self._shut_down()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        # If the GPU fails, each callback is called once, on the engine thread, and must not block. Afterwards,
-        # running answers end with an error. If the model is then loaded again, it runs on the CPU.
+        # If the GPU fails, each callback is called once, on the engine thread, and must not block. Running answers then
+        # end with an error. The model runs on the CPU when it is loaded again.
         self._lost_callbacks.append(callback)
 
     def __enter__(self) -> Engine:
@@ -655,8 +655,7 @@ class Engine:
 
 
 def _submit_in_order(submits: Sequence[Callable[[], Generation]]) -> Generator[Generation, None, None]:
-    # Yields the generations in order. The caller takes the next one when the previous one has finished. Closing the
-    # generator stops all generations.
+    # The caller takes a generation when the previous one has finished. Closing the generator stops all generations.
     generations: list[Generation] = []
     try:
         for index in range(len(submits)):
@@ -675,8 +674,8 @@ def _turns(messages: ChatInput) -> Sequence[Message]:
 
 
 def _reject_empty_answer(events: Generator[Event, None, None]) -> Iterator[Event]:
-    # Without a chat template, a model trained for conversations often ends a text immediately. Without an error, this
-    # would look like an empty answer.
+    # Without a chat template, a model trained for conversations often ends a text immediately, which would look like an
+    # empty answer.
     tokens = 0
     with closing(events):
         for event in events:
@@ -694,7 +693,6 @@ def _require_names(**names: object) -> None:
 
 
 def _load_template(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
-    # Raises TemplateError.
     if path is None:
         return ChatTemplate.from_gguf(file.metadata, tokenizer)
     try:

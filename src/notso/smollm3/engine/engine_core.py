@@ -57,8 +57,8 @@ class WorkSignal:
             self._woken = False
 
 
-# Every waiting request is notified of its queue position once. Only the first requests, up to this position, are also
-# notified of changes; otherwise, each step could send an event to thousands of requests.
+# Every waiting request is notified of its queue position once, but only the first NEAR_POSITIONS requests are notified
+# of changes. Otherwise, each step could send an event to thousands of requests.
 NEAR_POSITIONS = 16
 
 PROGRESS_S = 0.25  # seconds between progress events of a prompt
@@ -299,7 +299,7 @@ class EngineCore:
         # Even if an error occurs, waiting callers must be released and the cache folder must be unlocked.
         self._closing = True
         with self._inbox_lock:
-            self._ended = True  # rejects new work from here on
+            self._ended = True
         final_work: list[Callable[[], None]] = [
             partial(self._finish_request, request, "cancelled") for request in self._requests.values()
         ]
@@ -349,7 +349,7 @@ class EngineCore:
         started_at = time.perf_counter()
         logits = self.runner.run(plan.chunks, lambda layer: self._should_continue(plan, layer))
         if logits is None:
-            return  # cancelled
+            return
         self._record_step(plan, time.perf_counter() - started_at)
         self._pool_hidden_states(plan)
         self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
@@ -374,8 +374,8 @@ class EngineCore:
                 pooling.consume(chunk.start, self.runner.hidden_states(chunk))
 
     def _draft_tokens(self) -> int:
-        # Proposes draft tokens (see ngram_drafter), unless prompts need the rows. Returns the number of rows of the
-        # decoding sequences, including their drafts.
+        # Proposes drafts (see ngram_drafter), unless prompts need the rows. Returns the number of rows of decoding
+        # sequences, including drafts.
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
@@ -410,7 +410,6 @@ class EngineCore:
         request.generation.write([*request.first_events(), first_progress])
 
     def _should_continue(self, plan: Plan, layer: int) -> bool:
-        # Called between layers. Reports progress; returns False if the step is no longer needed.
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
@@ -435,7 +434,7 @@ class EngineCore:
             request.generation.write([progress(request, request.prompt_tokens, self.prompt_s_per_token)])
             if request.pooling is not None:
                 request.generation.write([Event("embedding", embedding=request.pooling.embedding())])
-        if request.is_over:  # nothing to generate
+        if request.is_over:
             self.scheduler.advance(chunk)
             self._finish_if_done(request)
             return
@@ -444,7 +443,7 @@ class EngineCore:
             try:
                 token, new = request.sample(row)
             except Exception:
-                request.generation.write([*events, *request.token_event(before)])  # events before the error
+                request.generation.write([*events, *request.token_event(before)])
                 raise
             events += new
             if request.is_over:
@@ -506,7 +505,7 @@ class EngineCore:
     def _record_step(self, plan: Plan, seconds: float) -> None:
         self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
-            return  # not measured, because scoring takes longer than other steps of the same size
+            return  # not measured: scoring takes longer than other steps of the same size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)
@@ -514,7 +513,7 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # not measured, because a step of fewer rows takes as long as one of a full tile
+            return  # not measured: a step of fewer rows takes as long as a full tile
         mean = self.prompt_s_per_token
         self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._prefill_rate.observe(plan.rows, seconds)

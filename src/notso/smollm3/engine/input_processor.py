@@ -34,8 +34,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Number of recent tokens that speculative decoding searches. An index of more tokens would take memory that long
-# contexts need.
+# Recent tokens that speculative decoding searches. An index of more tokens would take memory that long contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
 
 # Maximum log probabilities per prompt. Each takes a few hundred bytes.
@@ -70,7 +69,6 @@ class InputProcessor:
         self._context_tokens = context_tokens
         self._document_tokens = document_tokens
         self._hidden_size = hidden_size
-        # Wakes the engine when a reader stops an answer or ends its reasoning.
         self._signal = signal
         self._latency = latency
         self._find_processor = find_processor
@@ -282,8 +280,7 @@ class InputProcessor:
         return write
 
     def _reserved_tokens(self, params: SamplingParams, options: RequestOptions) -> int:
-        # At most half of the context is kept free. Many clients set max_tokens to more than the context; keeping that
-        # many tokens free would leave no room for earlier messages.
+        # At most half of the context, because many clients set max_tokens to more than the context.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 

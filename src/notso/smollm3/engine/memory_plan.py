@@ -28,18 +28,17 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig
 from notso.smollm3.values.model_info import MemoryBudget
 
-# Default context of a chat. Its cache fits on almost every machine that has enough memory for the weights.
+# The cache of this context fits on almost every machine that has enough memory for the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
 
 # Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
-# Usual size, in tokens, of the cache that all sequences share, if there is enough memory. Four chats of the default
-# context fit, or sixteen short chats.
+# Usual size, in tokens, of the cache that all sequences share: room for four chats of the default context.
 SHARED_TOKENS = 32_768
 
-# Windows (additional k8v8 blocks, see block_pool) per sequence if keys or values have fewer than 8 bits: for the first,
-# current and next block.
+# Windows (additional k8v8 blocks, see block_pool) per sequence for low-bit formats: for its first, current and next
+# block.
 WINDOW_BLOCKS = 3
 
 # Additional windows, for the blocks to which a step writes prompt tokens.
@@ -96,8 +95,8 @@ def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
     """Return the maximum number of rows of a step."""
-    # With contexts beyond the trained length, memory is scarce. Smaller steps need less of it, and are hardly slower,
-    # because attention takes most of the time.
+    # Beyond the trained length, memory is scarce. Smaller steps need less of it and are hardly slower, because
+    # attention takes most of the time.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
@@ -197,7 +196,6 @@ class _Planner:
         return replace(larger, document_tokens=tokens) if tokens > plan.context_tokens else plan
 
     def _with_blocks(self, plan: EnginePlan, blocks: int) -> EnginePlan:
-        # Uses at most half of the remaining memory, and leaves the rest for other programs.
         remaining = plan.limit.available_bytes - plan.needed_bytes
         room = reserved_blocks(plan.kv_blocks) + remaining // 2 // self._block_bytes(plan.kv_format)
         blocks = min(blocks, room)

@@ -30,22 +30,20 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
-# After an answer, a prefill starts when no request has arrived for this many seconds. A request for the chat's
-# title immediately follows an answer, so it is not delayed. The user's next message arrives later.
+# After an answer, a prefill starts when no request has arrived for this many seconds. A request for the chat's title
+# arrives earlier, so it is not delayed.
 QUIET_S = 0.3
 
 # Maximum number of pending prefills after answers, and of stored drafts (one per owner).
 MOST_PENDING = 16
 
-# Maximum rows (tokens) of a step. An arriving request waits for at most one layer of the step, which takes milliseconds
-# with the 3B model.
+# Maximum rows of a step. An arriving request waits for at most one layer of the step: milliseconds with the 3B model.
 STEP_ROWS = 128
 
-# Number of successive interrupted steps after which a prefill is abandoned.
+# Successive interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
-# Maximum length of a prompt in tokens. Longer prompts are not prefilled, because rendering them on the engine thread
-# would delay requests for too long.
+# Maximum prompt length in tokens: rendering longer prompts on the engine thread would delay requests for too long.
 MOST_TOKENS = 65_536
 
 _log = logging.getLogger(__name__)

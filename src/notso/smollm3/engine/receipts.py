@@ -32,8 +32,7 @@ VERSION = 1
 READ_BYTES = 4 << 20
 # Entries that receipts written by earlier releases lack.
 OPTIONAL_FACTS = ("rope_scaling",)
-# Fields that a sealed receipt omits.
-_OMITTED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
+_OMITTED_IF_SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
 
 
 class ModelDigest:
@@ -112,7 +111,7 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sealed receipt: the open receipt without the conversation."""
     record = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
-        record[part] = {name: value for name, value in record[part].items() if name not in _OMITTED}
+        record[part] = {name: value for name, value in record[part].items() if name not in _OMITTED_IF_SEALED}
     return record | {"digest": _hash(record)}
 
 
@@ -165,8 +164,7 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
             values[name] = tuple(value)
     # `max_tokens` is None here, because SamplingParams rejects a limit below `min_tokens`; see `receipt_limit`.
     values |= {"seed": receipt["seed"], "max_tokens": None, "thinking_budget": receipt["thinking_budget"]}
-    # All parameters are marked as given, so that the model file's defaults, which the receipt includes, are not applied
-    # again.
+    # Marked as given, so that the model file's defaults, which the receipt includes, are not applied again.
     return SamplingParams(**values, given=tuple(names - {"given"}))
 
 

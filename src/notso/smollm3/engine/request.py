@@ -66,7 +66,7 @@ class Request:
     generation: Generation
     sampler: Sampler
     output: OutputProcessor
-    max_tokens: int  # maximum number of tokens to generate
+    max_tokens: int
     thinking_budget: int | None = None
     end_of_reasoning_ids: tuple[int, ...] = ()  # inserted by the engine to end the reasoning
     # Called when the request starts. None disables speculation.
@@ -76,7 +76,6 @@ class Request:
     answer_end: AnswerEnd | None = None
     prompt_scorer: PromptScorer | None = None
     pooling: MeanPooling | None = None
-    # Returns the log probabilities of a token.
     token_logprob: Callable[[Floats | None, int], TokenLogprob] | None = None
     # Takes the answer, and returns the token ids with which the next prompt will begin; [] if they would not fit.
     next_ids: Callable[[Message], list[int]] | None = None
@@ -86,12 +85,12 @@ class Request:
     answer_prefix: str | None = None  # the part of the answer that the prompt already contains, if any
     is_plain: bool = False  # treat the answer as plain text, without reasoning
     closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning
-    replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
+    replayed_events: list[Event] = field(default_factory=list)
     # Times in `perf_counter` seconds; 0: not reached yet.
     submitted_at: float = 0.0
     started_at: float = 0.0
     prefilled_at: float = 0.0
-    progress_sent_at: float = 0.0  # last progress event
+    progress_sent_at: float = 0.0
     queue_position: int = 0  # last reported position in the queue
     drafted: int = 0
     accepted: int = 0
@@ -198,7 +197,7 @@ class Request:
         if self.output.tokens != len(replay.ids):
             raise InvalidRequestError("replay: some tokens that end the reasoning are missing", param="replay")
         self.reports_ids = reports_ids
-        if self.must_close_reasoning and not self.is_over:  # the reasoning must end after the last replayed token
+        if self.must_close_reasoning and not self.is_over:
             self.replayed_events += self.close_reasoning()
 
     def first_events(self) -> list[Event]:
