@@ -42,8 +42,8 @@ _READING_BIT = 0x80
 class CacheSalt:
     """Salt of a sequence's block hashes: `root`, plus `private` (if set) from block `shared_blocks` on."""
 
-    # A prompt finds only cached blocks with its own salt. Owners with the same root thus share the first
-    # `shared_blocks` blocks, while later blocks are found only by the owner with the same `private`.
+    # Only prompts with the same salt find a cached block. Owners with the same root thus share the first
+    # `shared_blocks` blocks; later blocks are found only by the owner with the same `private`.
 
     root: bytes
     private: bytes = b""
@@ -157,7 +157,7 @@ class BlockPool:
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the block after `parent_hash` that shares the most leading tokens, and their number, or (-1, 0)."""
-        # In formats with windows, only the window of a block can be used in part, not the block itself.
+        # With windows, only a block's window can be used in part, not the block itself.
         best, most = -1, 0
         for candidate, block in self._children.get(parent_hash, {}).items():
             common = common_length(candidate, tokens)
@@ -309,7 +309,7 @@ def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
 
 def survives_eviction(others: Collection[bytes], evicted: bytes) -> bool:
     """Return whether a block is kept after `evicted` is removed; `others`: its other conversations and readings."""
-    # If a reading is removed, only other readings keep its blocks. Conversations that used them do not.
+    # A reading's blocks are kept only by other readings, not by conversations that used them.
     return any(map(is_reading, others)) if is_reading(evicted) else bool(others)
 
 

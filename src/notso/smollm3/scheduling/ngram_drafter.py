@@ -24,8 +24,7 @@ from itertools import pairwise
 
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 
-# Planned cost of a step relative to a step of one row, by number of rows. Interpolated linearly; beyond 16 rows,
-# extrapolated with the slope from 8 to 16.
+# Planned cost of a step by number of rows, relative to one row; interpolated linearly, and extrapolated beyond 16 rows.
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
 
 PLANNED_WEIGHT = 3.0  # the planned cost counts as much as this many timings
@@ -39,7 +38,7 @@ class StepLatency:
     def __init__(self) -> None:
         self._weight = [0.0] * (MAX_SAMPLED + 1)
         self._seconds = [0.0] * (MAX_SAMPLED + 1)
-        self._unit = 0.0  # average seconds of a step, divided by its planned cost
+        self._unit = 0.0  # average of a step's seconds divided by its planned cost
         self._units = 0.0  # number of timings in this average, capped
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -59,7 +58,6 @@ class StepLatency:
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
     def relative_cost(self, rows: int, more: int) -> float:
-        # Above 64 rows, the cost is assumed to be proportional to the number of rows.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
@@ -86,14 +84,14 @@ LONGEST_MATCH = 32  # longer matches are not more reliable
 CANDIDATES = 6  # occurrences examined, latest first
 MOST_DRAFTS = 15  # with the answer's next token, they fill one tile of 16 rows
 
-# Shortest match of each class of match lengths.
+# Shortest match of each class.
 MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
-# Prior acceptance rate per class, measured on the tasks of benchmarks/speculation.py.
+# Prior acceptance rate per class, measured with benchmarks/speculation.py.
 EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
 EXPECTED_WEIGHT = 4.0  # the prior counts as much as this many draft tokens
 MEMORY = 0.94  # factor by which earlier counts decay with each accepted or rejected draft token
-# Whenever a draft is not worthwhile, the estimated acceptance rate moves toward the prior by this fraction. A low
-# estimate would otherwise be final, because without drafts there is nothing to measure.
+# Whenever a draft is not worthwhile, the estimated acceptance rate moves toward the prior by this fraction. Otherwise,
+# a low estimate would be final, because without drafts there is nothing to measure.
 RECOVERY = 0.02
 
 WORTH_IT = 1.04  # drafts must raise the expected tokens per second by more than this factor
@@ -117,7 +115,7 @@ class NgramDrafter:
         self._never = never
         self._latency = latency or StepLatency()
         self._ids = array("i")
-        # Position after the latest occurrence of each triple of tokens, each pair, and each token.
+        # Position after the latest occurrence of each triple, pair and token.
         self._last: dict[int, int] = {}
         self._last_pair: dict[int, int] = {}
         self._last_token: dict[int, int] = {}
@@ -152,7 +150,6 @@ class NgramDrafter:
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
         """Return up to `limit` draft tokens, or none if not worthwhile; `rows`: rows of the step without them."""
-        # The caller reports the outcome to `record_acceptance`.
         limit = min(limit, MOST_DRAFTS)
         if limit < 1:
             return []
@@ -178,7 +175,7 @@ class NgramDrafter:
             self._empty_rounds, self._silence = 0, FIRST_SILENCE
             return
         if MATCH_CLASSES[self._class] < COMPARED_MATCH:
-            return  # drafts after short matches are mostly wrong; the estimated acceptance rate accounts for this
+            return  # drafts after short matches are mostly wrong; the acceptance rate accounts for this
         self._empty_rounds += 1
         if self._empty_rounds >= EMPTY_ROUNDS:
             self._empty_rounds = EMPTY_ROUNDS - 1  # after the pause, a single failure starts the next pause
@@ -192,7 +189,7 @@ class NgramDrafter:
         if not place and end >= 2 and (pair := self._last_pair.get(self._key & _PAIR, 0)):
             return pair, 2
         if not place and end and (token := self._last_token.get(self._key & _TOKEN, 0)):
-            return token, 1  # even these drafts are accepted often enough to be worth one row
+            return token, 1  # even these drafts are accepted often enough to be worth a row
         for _ in range(CANDIDATES):
             if not place:
                 break
@@ -220,7 +217,7 @@ class NgramDrafter:
     def _continuation(self, place: int, length: int) -> list[int]:
         drafts: list[int] = []
         end = len(self._ids)
-        # A draft longer than the rest of the text continues with its own tokens, as if the text were periodic.
+        # A draft that reaches the end of the text continues with its own tokens, as if the text were periodic.
         for at in range(place, place + length):
             token = self._ids[at] if at < end else drafts[at - end]
             if token in self._never:

@@ -25,11 +25,11 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# A waiting sequence precedes all others if more than this many later arrivals were admitted before it. An arrival
+# A waiting sequence precedes all others after more than this many later arrivals were admitted before it. An arrival
 # counts only if its owner had at least as many running sequences as the owner of the waiting sequence.
 MAX_STARVATION = 16
 
-# Maximum blocks loaded from disk between two steps, so that running chats do not stall.
+# Maximum blocks loaded from disk between two steps: running chats wait for these loads.
 LOADS_PER_STEP = 8
 
 
@@ -59,7 +59,7 @@ class Scheduler:
         self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
-        # Rows prefilled so far, for each owner with pending prompts; a new owner starts at the minimum of all owners.
+        # Rows prefilled per owner with pending prompts; a new owner starts at the minimum of all owners.
         self._prefilled: dict[str, int] = {}
 
     def queue(self) -> list[Sequence]:
@@ -80,8 +80,7 @@ class Scheduler:
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
         """Plan a step of up to `max_rows` rows: decoding sequences, then up to `prompt_tokens` prompt tokens."""
-        # The plan is empty only if no sequence waits or runs, or if another user of the pool (ContextLogits) holds
-        # blocks.
+        # The plan can be empty although sequences wait, if another user of the pool (ContextLogits) holds blocks.
         plan = Plan()
         self._admit(plan)
         for sequence in _fair_order(self.running):
@@ -173,7 +172,7 @@ class Scheduler:
             self._match_cached_blocks(sequence, plan)
 
     def _ordered_prefills(self) -> list[Sequence]:
-        # The owner with the fewest prefilled rows comes first, so that the long prompts of two owners take turns.
+        # The owner with the fewest prefilled rows comes first, so that long prompts of several owners take turns.
         found = [each for each in _fair_order(self.running) if _is_prefill(each)]
         prefilled = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
         least = min(prefilled.values(), default=0)
@@ -181,9 +180,8 @@ class Scheduler:
         return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
-        # Returns the sequence to preempt so that `sequence` can run, or None. An owner with a running sequence preempts
-        # nothing. Otherwise, the owner with the most running sequences (at least two) loses its last one. Sequences of
-        # a higher priority are not preempted.
+        # An owner with a running sequence preempts nothing. For others, the owner with the most running sequences (at
+        # least two) loses its last one. Sequences of a higher priority are not preempted.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -195,8 +193,7 @@ class Scheduler:
         return max(others, key=lambda each: (running[each.owner], _sort_key(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        # Keeps one block available per running sequence, which may soon need it. If none is running, the sequence
-        # always fits, unless another user of the pool (ContextLogits) holds blocks.
+        # Keeps one block available per running sequence, which may soon need it.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 
@@ -205,8 +202,8 @@ class Scheduler:
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
             self._register(sequence, full, sequence.next_parent, partial)
-        # Blocks are evicted in the order in which they are freed. The last ones are freed first, because the first ones
-        # are more likely to be shared with other prompts.
+        # Blocks are evicted in the order in which they are freed, so the first ones, which more prompts share, are
+        # freed last.
         for block in reversed(sequence.blocks):
             self.pool.free(block)
         if sequence.batch_index is not None:
@@ -228,7 +225,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _scored_rows(self, plan: Plan) -> int:
-        # Keeps one row with logits for each sequence that is not yet planned.
+        # Keeps a row with logits for each sequence that is not yet planned.
         others = len(self.running) - len(plan.chunks) - 1
         return max(1, MAX_SAMPLED - plan.sampled_rows - others)
 
@@ -257,7 +254,7 @@ class Scheduler:
         sequence.computed = index * BLOCK_TOKENS
 
     def _make_room(self, sequence: Sequence, length: int, plan: Plan) -> bool:
-        # Preempts the last running sequences if necessary. Returns False if `sequence` itself was preempted.
+        # Preempts running sequences if necessary. Returns False if `sequence` itself was preempted.
         while len(sequence.blocks) * BLOCK_TOKENS < length:
             block = self._allocate(sequence, plan)
             if block is None:
@@ -279,9 +276,9 @@ class Scheduler:
                     return None
 
     def _match_cached_blocks(self, sequence: Sequence, plan: Plan) -> bool:
-        # Assigns cached blocks to the sequence. Scored prompts get none, because they are computed completely. The last
-        # token of other prompts is always computed, because its logits are needed. Returns True if the sequence was
-        # preempted, or has to wait for the next step to load more blocks from disk.
+        # Scored prompts get no cached blocks. The last token of other prompts is always computed, because its logits
+        # are needed. Returns True if the sequence was preempted, or must wait for the next step to load more blocks
+        # from disk.
         if sequence.is_scoring or sequence.unscored:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
@@ -305,8 +302,8 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        # A block that matches in its first tokens is extended in place if all of its tokens match and it is not in use;
-        # otherwise it is copied.
+        # A block that matches in its first tokens is extended in place if all of its tokens match and it is not in use.
+        # Otherwise, it is copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)
         stored = self._offload.partial(sequence.next_parent) if self._offload is not None else []
@@ -374,10 +371,10 @@ def _sort_key(sequence: Sequence) -> tuple[int, int]:
     return (_effective_priority(sequence), sequence.arrival)
 
 
-TILE_ROWS = 16  # kernels process rows in tiles, so step durations are recorded by number of tiles
-LEAST_TOKENS = 9  # smallest prefill: with fewer pending tokens, a sequence counts as decoding (FEW_ROWS)
+TILE_ROWS = 16  # kernels process rows in tiles, so durations are recorded by number of tiles
+LEAST_TOKENS = 9  # smallest prefill: sequences with fewer pending tokens are decoding (FEW_ROWS)
 
-# A timing is dropped after this many steps: by then, prompts are longer or different.
+# A timing is dropped after this many steps, when prompts may have become longer.
 REMEMBERED_STEPS = 64
 
 OUTLIER = 2.0  # cap on a timing, as a multiple of the moving average
@@ -394,8 +391,8 @@ class PrefillBudget:
 
     def tokens(self, decoding: int, most: int, decode_s: float, token_s: float) -> int:
         """Choose the next step's number of prompt tokens, from 1 to `most`."""
-        # decode_s: duration of a step that only decodes. token_s: time per row of recent steps with prefill. Both are 0
-        # if unknown.
+        # decode_s: duration of a step that only decodes. token_s: time per row of recent steps with prefill. 0:
+        # unknown.
         tiles = -(-(decoding + LEAST_TOKENS) // TILE_ROWS)
         while (
             tiles * TILE_ROWS - decoding < most and self._expected_seconds(tiles + 1, decode_s, token_s) <= self._step_s

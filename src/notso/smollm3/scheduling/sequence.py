@@ -18,7 +18,7 @@ class Sequence:
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
     priority: int = 0
-    # Digest of the conversation to record in the cached blocks of the sequence; None: record no conversation.
+    # Digest of the conversation to record in the sequence's cached blocks, if any.
     conversation: bytes | None = None
     # Digest of the reading (see block_pool) that pins the blocks of the prompt's prefix, if any.
     reading: bytes | None = None
@@ -35,8 +35,8 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     batch_index: int | None = None  # row in the block tables while running
     drafts: list[int] = field(default_factory=list)  # draft tokens to verify in the next step
-    starvation_count: int = 0  # later arrivals admitted first (see MAX_STARVATION)
-    cached: int = 0  # tokens found in the cache
+    starvation_count: int = 0  # later arrivals that were admitted first (see MAX_STARVATION)
+    cached: int = 0
     started: bool = False  # a chunk has been computed
     # Preempted after it started. `cached` then stays unchanged, because blocks found later may be its own.
     returned: bool = False
@@ -76,12 +76,10 @@ class Sequence:
         return self.parent_hash(len(self.hashes))
 
 
-# Maximum rows per step. Bounds the memory of a step and the delay until a stop takes effect; results do not depend on
-# it.
+# Maximum rows per step. Bounds a step's memory and the delay until a stop takes effect; results do not depend on it.
 MAX_ROWS = 512
 
-# Maximum rows with logits per step (half a megabyte each for a vocabulary of 128,256): one for each sequence, and draft
-# tokens in the remaining rows.
+# Maximum rows with logits per step (half a megabyte each for a vocabulary of 128,256): one per sequence, and drafts.
 MAX_SAMPLED = 64
 
 
@@ -115,7 +113,6 @@ class Chunk:
 class BlockLoad:
     """Loading of block `hash` from disk or, if `is_partial`, of the partial block after block `hash`."""
 
-    # The engine reports the outcome to `Scheduler.on_block_loaded` or `Scheduler.on_load_failed`.
     sequence: Sequence
     block: int
     hash: bytes
@@ -140,7 +137,7 @@ class Plan:
     """Plan of a step: execute `moves`, then compute `chunks`."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    # Moves are executed in order: a later move may overwrite the source of an earlier one.
+    # In order: a later move may overwrite the source of an earlier one.
     moves: list[BlockMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
