@@ -75,8 +75,6 @@ class GGUFWriter:
         self._entries: dict[str, bytes] = {}
         self._tensors: dict[str, tuple[tuple[int, ...], Format, int, TensorBytes]] = {}
 
-    # Metadata
-
     def add(self, key: str, value: Any, type_name: str) -> None:
         """Add an entry. type_name: for example, "uint32" or "array of string"."""
         field, raw = f"metadata {key!a}", key.encode()
@@ -112,8 +110,6 @@ class GGUFWriter:
             raise TypeError(f"{value!r} is not a boolean")
         return SCALARS[number].pack(value)
 
-    # Tensors
-
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
         """Declare a tensor; `shape` is in numpy order. Raises OperandError for incomplete blocks."""
         field = f"tensor {name!a}"
@@ -130,8 +126,6 @@ class GGUFWriter:
     @property
     def tensor_bytes(self) -> int:
         return sum(size for _, _, size, _ in self._tensors.values())
-
-    # File
 
     def _header(self) -> bytes:
         parts = [MAGIC, struct.pack("<IQQ", 3, len(self._tensors), len(self._entries))]

@@ -100,7 +100,7 @@ class SafetensorsFile:
     def close(self) -> None:
         """Close the file; it stays mapped while views exist."""
         self.tensors = {}
-        with contextlib.suppress(BufferError):  # a view is still in use
+        with contextlib.suppress(BufferError):
             self._map.close()
 
     def __enter__(self) -> SafetensorsFile:

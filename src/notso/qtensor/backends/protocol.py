@@ -96,8 +96,6 @@ class Backend(Protocol):
     def threads(self) -> int:
         """Number of host threads that share an operation."""
 
-    # Memory
-
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         """Return the available memory; mapped_bytes: size of the mapped weights."""
 

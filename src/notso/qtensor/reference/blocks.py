@@ -195,9 +195,6 @@ class Q8x32Blocks(NamedTuple):
     q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
 
 
-# Bytes to values
-
-
 def _dequantize_bf16(b: Bytes) -> Floats:
     upper = np.ascontiguousarray(b).view("<u2")[:, 0].astype(np.uint32) << 16
     return upper.view(np.float32)
@@ -231,9 +228,6 @@ def dequantize(format: Format, rows: Bytes) -> Floats:
         for i in range(0, len(blocks), step):
             out[i : i + step] = _dequantize_blocks(format, blocks[i : i + step]).reshape(-1, format.block_values)
     return out.reshape(*rows.shape[:-1], rows.shape[-1] // format.block_bytes * format.block_values)
-
-
-# Values to bytes
 
 
 def half_bytes(values: Floats) -> Bytes:

@@ -32,9 +32,6 @@ def _require_operand(condition: bool, message: str) -> None:
         raise OperandError(message)
 
 
-# Arithmetic
-
-
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     """Return a * b + c in float32 with one rounding."""
     # The product of two float32 is exact in float64. The sum is rounded to odd (its last bit is set if it is inexact),
@@ -48,9 +45,6 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
         even = total.view(np.int64) & 1 == 0
         odd: Doubles = np.where((residue != 0) & even & np.isfinite(total), np.nextafter(total, direction), total)
         return odd.astype(np.float32)
-
-
-# Matrices
 
 
 def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
@@ -151,9 +145,6 @@ def _check_matmul(x: Floats, weight: QTensor) -> None:
     )
 
 
-# Elementwise
-
-
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """Return weight * x / sqrt(mean(x^2) + eps); x (..., C), weight (C,)."""
     _require_operand(weight.shape == x.shape[-1:], f"weight {weight.shape} does not match {x.shape}")
@@ -192,9 +183,6 @@ def argmax(x: Floats) -> npt.NDArray[np.int64]:
     """Return the index of the first maximum."""
     _require_operand(x.ndim > 0 and x.shape[-1] > 0, "argmax needs at least one value")
     return np.asarray(np.argmax(x, axis=-1), np.int64)
-
-
-# Rotation and attention
 
 
 def inverse_frequencies(size: int, theta: float) -> Doubles:

@@ -31,8 +31,6 @@ class CPU:
     def threads(self) -> int:
         return kernel_choice.threads()
 
-    # Memory
-
     memory = staticmethod(available_memory)
 
     def weight_bytes(self, tensor: QTensor) -> int:
@@ -62,8 +60,6 @@ class CPU:
 
     key_value_pools = staticmethod(ops.key_value_pools)
     program = ops.Program
-
-    # Operations
 
     embed_rows = staticmethod(ops.embed_rows)
     gather_rows = staticmethod(ops.gather_rows)

@@ -91,8 +91,6 @@ class CUDA:
     def name(self) -> str:
         return f"cuda:{self.device.number} ({self.device.name})"
 
-    # Memory
-
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
 
@@ -162,8 +160,6 @@ class CUDA:
         tiles = check() or 0
         self.flush()
         launch(tiles)
-
-    # Operations
 
     def embed_rows(self, weight: DeviceWeight, ids: DeviceArray, out: DeviceArray) -> None:
         _expect_shape("out", out, (ids.size, weight.columns))
