@@ -231,8 +231,7 @@ def _is_optional(node: _Node) -> bool:
 
 
 def _node_to_lark(node: _Node) -> str:
-    # Omits parts that never end. Not recursive, because repetitions can be nested beyond the interpreter's recursion
-    # limit.
+    # Omits parts that never end. Not recursive: repetitions can be nested beyond the interpreter's recursion limit.
     order, open_nodes = list[_Node](), [node]
     while open_nodes:
         order.append(open_nodes.pop())

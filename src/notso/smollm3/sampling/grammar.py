@@ -87,7 +87,6 @@ class Matcher:
         limit: Callable[[], TokenLimit],
     ) -> None:
         # is_json: the answer is JSON or tool calls. Otherwise, a token of `tags` begins a call and sets `is_json`.
-        # limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -290,7 +289,7 @@ class GrammarCompiler:
             return self._spellings[tag]
 
     def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
-        # The first call takes a third of a second for the 3B model.
+        # The first call takes a third of a second with the 3B model.
         import llguidance
 
         with self._lock:
@@ -356,7 +355,7 @@ def _regex_part(source: str) -> Part:
     import llguidance
 
     try:
-        if has_lookaround(source):  # llguidance does not support lookarounds
+        if has_lookaround(source):
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
@@ -366,8 +365,8 @@ def _regex_part(source: str) -> Part:
 
 
 def _checked_lark(source: str) -> str:
-    # Intersections of terminals are limited for the same reason as patterns in schemas (see MAX_INTERSECTED). %json is
-    # rejected, because it would bypass the checks of schemas.
+    # %json is rejected, because it would bypass the checks of schemas. For the limit of intersections, see
+    # MAX_INTERSECTED.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param="grammar")
@@ -408,7 +407,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _subschemas(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    # Yields the direct parts of a schema with their JSON pointers relative to the schema.
+    # Yields the direct parts of a schema, with JSON pointers relative to the schema.
     if "$ref" in schema:
         yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
     named = {f"/properties/{name}": each for name, each in schema.get("properties", {}).items()}
@@ -437,7 +436,6 @@ def _schema_to_json(schema: object) -> str:
 
 
 def _readable_error(error: str) -> str:
-    # Replaces obscure messages of llguidance, and shortens others to their first line.
     if "lookarounds not supported" in error:
         return "^ and $ are supported only at the start and the end of a pattern"
     if "NoExtensionBias" in error:

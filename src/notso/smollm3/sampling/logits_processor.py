@@ -14,7 +14,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 # of a float32 array (V,). The function must return in bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
 
-FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of this name, or None
+FindProcessor = Callable[[str], RowFunction | None]
 
 
 class LogitsProcessors:

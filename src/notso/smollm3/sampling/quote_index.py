@@ -122,8 +122,6 @@ class QuoteIndex:
     barred: texts that quotations cannot contain, besides CLOSE. escaped: quotations are written with JSON escapes.
     """
 
-    # places: the places of this text, if already known.
-
     def __init__(
         self,
         text: str,
@@ -134,7 +132,7 @@ class QuoteIndex:
         places: Places | None = None,
     ) -> None:
         written = json.dumps(text, ensure_ascii=False)[1:-1] if escaped else text
-        # Text that cannot be quoted is replaced by 0xFF. This byte does not occur in UTF-8, so no quotation crosses it.
+        # Text that cannot be quoted is replaced by 0xFF, which UTF-8 never contains, so no quotation crosses it.
         content = bytearray(written.encode("utf-8", "replace"))
         if escaped:  # the JSON grammar does not allow numeric escapes
             _mask_bytes(content, b"\\u00", 6)
@@ -200,9 +198,9 @@ class QuoteIndex:
         return _Sample(interval.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
-        # Searches the intervals [low, high), one for each key. A place is compared with a key by the 8 bytes at
-        # offset `depth` after the place. Returns the first place in each interval that is at or above the key
-        # (is_upper: above the key), or `high` if there is none.
+        # Searches the interval [low, high) of each key. A place is compared with a key by the 8 bytes at offset `depth`
+        # after the place. Returns the first place at or above the key (is_upper: above the key), or `high` if there is
+        # none.
         if sample is not None:
             block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
             low = np.maximum(low, sample.low + (block - 1) * sample.every)
@@ -314,7 +312,7 @@ def _mask_bytes(content: bytearray, text: bytes, size: int) -> None:
 
 
 def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    # Returns the tied places, and the number of the group that each belongs to.
+    # Returns the tied places and the number of each one's group.
     inside = tied.copy()
     inside[:-1] |= tied[1:]
     active = np.flatnonzero(inside)

@@ -42,7 +42,7 @@ _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENING_WITH_TEXT = re.compile(rb'"[\s\S]')
 _VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
 
-# Keywords with a schema, or a mapping of names to schemas, in which x-quote-of cannot be enforced.
+# Keywords in whose schemas x-quote-of cannot be enforced.
 _UNENFORCED = frozenset({"contains", "if", "not", "propertyNames", "unevaluatedItems", "unevaluatedProperties"})
 _UNENFORCED_NAMED = frozenset({"dependencies", "dependentSchemas", "patternProperties"})
 
@@ -112,13 +112,13 @@ class JsonPosition:
 class QuotableSchema:
     """The subschemas of a document in which x-quote-of is enforced."""
 
-    # The document may be invalid: it is checked later, and keywords that have no effect are never checked.
+    # The document may be invalid: it is checked later, except keywords without effect.
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._references = References(document, "grammar")
 
     def parts_at(self, path: Path) -> Collection[dict[str, Any]]:
-        # Each subschema is visited once, because chains of references can lead to it in exponentially many ways.
+        # Each subschema is visited once, because chains of references can reach it in exponentially many ways.
         parts = self._parts_of([self._document])
         for name in path:
             parts = self._parts_of(_inner_at(part, name) for part in parts)
@@ -252,7 +252,7 @@ def quoted_fields(
     except RecursionError:
         raise InvalidRequestError("the schema is nested too deeply", param="grammar") from None
     needed = {id(part): _quotable(part, options.sources) for part in parts}
-    distinct = set(needed.values())  # each needs an index
+    distinct = set(needed.values())
     costs = {text: len(text.encode("utf-8", "surrogatepass")) + INDEX_COST for text, _ in distinct}
     if sum(costs[text] for text, _ in distinct) - sum(costs.values()) > CACHED_BYTES:
         raise InvalidRequestError(

@@ -139,7 +139,7 @@ class QuoteVocabulary:
 class Quotation:
     """An unfinished quotation."""
 
-    # lead: up to one byte that must be written before the quotation.
+    # lead: up to one byte that must come before the quotation.
     def __init__(self, index: QuoteIndex, vocabulary: QuoteVocabulary, lead: bytes = b"") -> None:
         self._index = index
         self._vocabulary = vocabulary
@@ -289,7 +289,7 @@ class QuotedOutput(StructuredOutput):
             self._open, self._tail = Quotation(index, self._vocabulary), b""
 
     def _openable_source(self, tail: bytes) -> QuoteIndex | None:
-        # Returns the source of the quotation that a space after `tail` would start, or None.
+        # Returns the source that a space after `tail` would open, or None.
         found = OPEN.search(tail)
         number = int(found[1]) if found else 0
         if not 0 < number <= len(self._indices) or self._left < MIN_REMAINING:
@@ -298,8 +298,8 @@ class QuotedOutput(StructuredOutput):
         return index if index.whole.high else None
 
     def _mark_completing_tokens(self) -> list[int]:
-        # Returns the tokens that would complete `[[N: ` but not start a quotation: tokens with text after the mark or,
-        # if source N cannot be opened, all tokens that complete the mark.
+        # Returns tokens that would complete `[[N: ` but not start a quotation. These are tokens with further text after
+        # the mark and, if source N cannot be opened, all tokens that complete the mark.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
@@ -388,8 +388,8 @@ def _on_one_line(text: str) -> str:
 
 
 def _top_tokens(logits: Floats, count: int) -> Ids:
-    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. If the maxima of the
-    # rows are sorted in descending order, the `count` largest logits are at least as large as maximum number `count`.
+    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. At least `count`
+    # logits reach the `count`-th largest row maximum, so smaller logits need not be sorted.
     rows = len(logits) // ROW
     if rows <= count:
         among = np.arange(len(logits))

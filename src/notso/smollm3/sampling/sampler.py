@@ -68,8 +68,8 @@ class RepetitionFinder:
 
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Return ascending token ids and the amounts to subtract from their logits."""
-        # For each new token, match lengths are updated with one comparison per position, which is cheaper than a new
-        # search. The update assumes that a list that is passed again has only grown.
+        # Match lengths are updated for each new token with one comparison per position, which is cheaper than a new
+        # search. A list that is passed again must only have grown.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -78,7 +78,7 @@ class RepetitionFinder:
 
     def _clear(self) -> None:
         self._count = 0
-        self._since_break = 0  # tokens since the last breaker
+        self._since_break = 0
         self._tokens = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.int64)  # [i]: length of the match that ends at i
 
@@ -251,8 +251,8 @@ def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
 
 def ranked(ids: Indices, weights: Floats) -> Indices:
     """Sort `ids` by descending weight, then id."""
-    # One integer sort is several times faster than a stable float sort. The bits of nonnegative floats have the same
-    # order as their values, and the id in the low bits breaks ties.
+    # One integer sort is several times faster than a stable float sort: the bits of nonnegative floats are ordered as
+    # their values, and the id in the low bits breaks ties.
     keys = (~weights.view(np.uint32)).astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
@@ -344,8 +344,8 @@ class Sampler:
         return limit, _SLACK * math.exp((float(limit) - float(best)) / self.params.temperature)
 
     def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
-        # Returns _UNSURE if the result may depend on the weights that are not listed. Each of these is below `bound`,
-        # and their sum is at most `rest`.
+        # Weights that are not listed are below `bound`, and their sum is at most `rest`. If the result may depend on
+        # them, returns _UNSURE.
         uniform = self._uniform(position)
         if not self._filters:
             return _index_at(np.cumsum(weights, dtype=np.float64), uniform)
@@ -412,7 +412,7 @@ class Sampler:
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
         # Returns ascending ids that include all tokens that pass the filters. Returns None if there are too many, or if
-        # unlisted tokens, whose weights are below `bound`, might also pass the filters.
+        # tokens with weights below `bound`, which are not listed, might also pass.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
         # Tokens below min_p are not candidates, unless top_p needs the total weight of all tokens that pass top_k.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
@@ -476,9 +476,8 @@ def _finite_argmax(logits: Floats) -> int:
 
 
 def _index_at(sums: Doubles, uniform: float) -> int:
-    # `sums` are cumulative weights, `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # If the product rounds up to the sum, although `uniform` is below 1, the last token with weight is chosen.
+    # If the product rounds up to the last sum, the last token with weight is chosen.
     return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 

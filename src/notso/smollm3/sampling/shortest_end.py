@@ -157,7 +157,7 @@ class ShortestEndingSearch:
         earlier_ending: bytes = b"",
     ) -> tuple[list[int] | None, int]:
         """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken."""
-        # in_string, escaped: whether the text ends inside a JSON string, and after a backslash.
+        # in_string, escaped: the text ends inside a JSON string, or after a backslash.
         # tags: control tokens of the grammar.
         # names: `"NAME":` of required members.
         # orders: for each object, positions of members by name.
@@ -353,6 +353,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    # The cost so far, reduced for members that are complete and increased for open containers.
+    # The cost so far, less for completed members and more for open containers.
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

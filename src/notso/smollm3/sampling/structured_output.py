@@ -332,7 +332,6 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCom
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: GrammarCompiler, parts: Sequence[Part]
 ) -> Matcher:
-    # Raises an InvalidRequestError that names the tool with unsupported parameters.
     try:
         return grammars.matcher([_tool_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
@@ -350,8 +349,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler, started: str
 ) -> StructuredOutput | None:
-    # Constrains calls to the names of the tools, and to their parameters if strict. Without strict tools, returns
-    # None if calls cannot be constrained: the model has no token for them, or a tool has no name.
+    # Constrains calls to the names of the tools, and to their parameters if strict. Without strict tools, returns None
+    # if the model has no token for calls, or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None
@@ -359,7 +358,7 @@ def _structured_calls(
         raise InvalidRequestError(
             "this model has no token that begins a tool call, so arguments cannot be constrained", param="tools"
         )
-    # Compiled before generation starts, because compiling at the start of a call would delay other answers.
+    # Compiled before generation, because compiling at the start of a call would delay other answers.
     matcher = _calls_matcher("start: call", tools, tokenizer, grammars, _arguments_parts(tools, options.strict_tools))
     spelling = grammars.spelling(CALL_TAG)
     return StructuredCalls(tokenizer, matcher, spelling, started, is_strict=bool(options.strict_tools))
@@ -377,7 +376,6 @@ def _select_tools(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Too
 
 
 def _tool_calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
-    # Returns a Lark grammar of tool calls as the model writes them. The grammars of arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (

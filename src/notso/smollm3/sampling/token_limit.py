@@ -27,7 +27,6 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 from notso.smollm3.sampling.shortest_end import MatcherProtocol, SearchMemory, ShortestEndingSearch
 from notso.smollm3.text.tokenizer import Tokenizer
 
-# The following constants are used in estimates.
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
@@ -69,7 +68,7 @@ class GrammarExtent:
     extent: Extent
     names: tuple[bytes, ...]  # `"NAME":` of required members
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
-    formats: tuple[str, ...] = ()  # formats of strings
+    formats: tuple[str, ...] = ()
     orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: `"NAME":` -> position
     answer: GrammarExtent | None = None  # of the answer that may be given instead of tool calls
 
@@ -109,8 +108,8 @@ def _sum(extents: Iterable[Extent]) -> Extent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # is_call: the part describes tool calls. It is assumed to consist of literals, because separate parts describe the
-    # arguments of calls and the answer that may be given instead of calls.
+    # is_call: the part describes tool calls. It is assumed to consist of literals, because the arguments of calls and
+    # the answer are described by separate parts.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -134,8 +133,6 @@ def _value_tokens(value: object) -> float:
 
 
 class _SchemaExtents:
-    # Collects the names, strings, formats and orders of several documents.
-
     def __init__(self) -> None:
         self.names: dict[bytes, None] = {}
         self.strings: dict[tuple[tuple[str, ...], int], None] = {}
@@ -467,7 +464,7 @@ class JsonState(NamedTuple):
 
 def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
     """Return how many digits each token (V,) adds to a number."""
-    # A final sign, point or exponent requires another digit, so this digit is counted, too.
+    # A number cannot end with a sign, point or exponent, so the digit that must follow is counted, too.
     found = np.zeros(tokenizer.vocab_size, np.uint16)
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(token)

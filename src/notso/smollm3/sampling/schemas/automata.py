@@ -161,7 +161,6 @@ class _Automaton:
         return found
 
     def _position_formula(self, node: Node, rest: int | None) -> int:
-        # The formula of a position: `node`, then `rest` (None: the end of the pattern).
         return self._id(("place", node, rest))
 
     def _combine(self, kind: str, parts: Iterable[int]) -> int:
@@ -362,7 +361,6 @@ _Moves: TypeAlias = list[dict[int, list[tuple[int, int]]]]
 
 
 def _states(root: Node) -> tuple[_Moves, set[int]]:
-    # Returns the moves and the accepting states.
     automaton = _Automaton(root, MAX_STEPS)
     has_edges = _has_edges(root)
     states = [(automaton.start, _START)]
@@ -432,7 +430,6 @@ def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> di
 
 
 def _moves_to_groups(moves: dict[int, list[tuple[int, int]]], group: dict[int, int]) -> dict[int, Ranges]:
-    # Leaves out states without a group.
     reached: dict[int, list[tuple[int, int]]] = {}
     for target, ranges in moves.items():
         if target in group:

@@ -99,8 +99,8 @@ _NAMED = frozenset((*NAMED, "$defs", "definitions", "dependencies", "dependentSc
 
 
 def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
-    # Go, Java and C# write absent keywords as null, which is a valid value of `const` only. Schemas that are nested too
-    # deeply are refused later.
+    # Go, Java and C# write absent keywords as null, which is valid only for `const`. Too deep schemas are refused
+    # later.
     if isinstance(schema, list):
         return [_without_null_keywords(each, depth) for each in schema]
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
@@ -166,7 +166,7 @@ def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
 
 
 def _longest_optional_run(schema: dict[str, Any], required: set[str]) -> int:
-    # required: the names that any subschema requires, because several subschemas can describe the same object.
+    # required: names that any subschema requires, because several subschemas can describe the same object.
     run = longest = 0
     for name, each in schema.get("properties", {}).items() if "object" in schema.get("type", "object") else ():
         run = 0 if name in required else run + (each is not False)

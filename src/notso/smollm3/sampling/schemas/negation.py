@@ -236,7 +236,7 @@ class Negation:
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
         # Returns the schemas that a value must satisfy together: the schema, its `allOf` members and the targets of
-        # `$ref`. Returns None if one of them is False. References that are followed are added to `_following`.
+        # `$ref`. Returns None if one of them is False. Adds the references to `_following`.
         found: list[dict[str, Any]] = []
         pending = [schema]
         while pending:
@@ -275,7 +275,7 @@ def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    # In JSON, true is not equal to 1. Arrays and objects are not compared: two of the same type are treated as equal.
+    # In JSON, true is not equal to 1. Arrays and objects are not compared: two arrays or two objects count as equal.
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other

@@ -192,8 +192,7 @@ def _parse(pattern: str) -> _Reader:
 
 
 def _parse_converted(pattern: str) -> _Reader:
-    # Parses a pattern in the library's dialect. Raises PatternError if it has a Unicode property, because
-    # only the library knows the characters of properties.
+    # Raises PatternError for Unicode properties, because only the library knows their characters.
     reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
     if reader.is_opaque:
         raise PatternError("has a Unicode property")
@@ -201,7 +200,7 @@ def _parse_converted(pattern: str) -> _Reader:
 
 
 def _split_lookaheads(root: Node) -> tuple[str, ...] | None:
-    # Returns a pattern without the leading lookaheads, and one pattern per lookahead. Returns None if they cannot be
+    # Returns a pattern without the leading lookaheads, and one pattern per lookahead, or None if they cannot be
     # separated.
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
@@ -349,8 +348,6 @@ class _Reader:
             if any(isinstance(node, Assertion) and node.kind in "^$" for node in nodes):
                 self.automaton_part = self.automaton_part or "^ or $ in the middle"
 
-    # The text
-
     def _peek(self, count: int = 1) -> str:
         return self._pattern[self._at : self._at + count]
 
@@ -377,8 +374,6 @@ class _Reader:
 
     def _mark_unsupported(self, what: str) -> None:
         self._refused = self._refused or f"has {what}, which is not supported"
-
-    # The grammar
 
     def _alternatives(self, depth: int) -> _Part:
         options = [self._sequence(depth)]
@@ -525,8 +520,6 @@ class _Reader:
             if ranges and not _writable(ranges) and ranges[0][0] < 0x80:
                 self._refused = self._refused or "has control characters, which cannot be generated"
         return _class_pattern(characters)
-
-    # Escapes and classes
 
     def _escape(self) -> _Set:
         if self._at >= len(self._pattern):

@@ -215,8 +215,7 @@ def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | 
 
 
 def _combinations(count: int, size: int) -> int:
-    # Exact if `size` or `count - size` is at most 8. Otherwise a lower bound, because computing the exact number can
-    # take minutes.
+    # Exact if `size` or `count - size` is at most 8. Otherwise, a lower bound: the exact number can take minutes.
     return math.comb(count, min(size, count - size, 8))
 
 
@@ -547,7 +546,7 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _limited_cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        # The limit is checked at each level of nesting, before the enclosing level is computed.
+        # Checked at each level of nesting, before the enclosing level is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
@@ -556,7 +555,7 @@ class SchemaRewriter:
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
         # is_own: the keyword at `path` is in `schema` itself, not in a schema that contains or refers to `schema`.
         # Branches are rewritten at the current depth, because they may contain this keyword again. Their pointers are
-        # cut, so that pointers do not grow with the depth.
+        # cut, because they would grow with the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")
@@ -687,5 +686,5 @@ def _is_name_list(value: object) -> bool:
 
 
 def _as_list(value: object) -> list[Any]:
-    # The schema is not validated yet, so the value may have the wrong type.
+    # The schema is not validated yet, so the value may have any type.
     return list(value) if isinstance(value, list | dict) else []

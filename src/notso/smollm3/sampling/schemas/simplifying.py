@@ -26,7 +26,6 @@ class ObjectCloser:
 
     # A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
     # together, and their references lead to open copies of definitions.
-    #
     # declared: Python `id()`s of the values of `properties`, except in conditions, where they only test objects.
     # negation: resolves references to the open definitions.
     # refusal: returns the error for a `oneOf` with options that overlap.
@@ -86,8 +85,8 @@ class ObjectCloser:
         return {**self._keep_branches_open(schema, rest), **rest}
 
     def _exclusive(self, schema: dict[str, Any], closed: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        # Excludes from each closed option the values that also match the open form of another option, because `oneOf`
-        # rejects these values.
+        # Excludes from each closed option the values that also match another option's open form, because `oneOf`
+        # rejects them.
         if "oneOf" not in closed:
             return closed
         common = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
@@ -350,7 +349,6 @@ class Simplifier:
         return target if isinstance(target, dict) else schema
 
     def _kinds_of(self, schema: Schema) -> frozenset[str]:
-        # Returns the possible types; "number" includes "integer".
         self._count_steps(1)
         if not isinstance(schema, dict):
             return _KINDS if schema else frozenset()
