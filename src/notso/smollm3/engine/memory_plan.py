@@ -68,7 +68,7 @@ class EnginePlan:
     kv_format: KVFormat
     max_num_seqs: int
     kv_blocks: int  # shared by all sequences and cached prefixes
-    window_blocks: int  # additional k8v8 blocks of low-bit formats
+    window_blocks: int
     weights_bytes: int
     kv_bytes: int
     scratch_bytes: int

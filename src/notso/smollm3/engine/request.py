@@ -91,7 +91,7 @@ class Request:
     started_at: float = 0.0
     prefilled_at: float = 0.0
     progress_sent_at: float = 0.0
-    queue_position: int = 0  # last reported position in the queue
+    queue_position: int = 0
     drafted: int = 0
     accepted: int = 0
     drafter: NgramDrafter | None = field(init=False, default=None)

@@ -32,7 +32,7 @@ RETRY_S = 60.0  # seconds until a failed load is retried
 
 READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk; a default context has as many
 
-MOST_READERS = 4  # maximum threads that load blocks; fewer if there are fewer processors
+MOST_READERS = 4  # maximum threads that load blocks
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class KVOffload:
     ) -> None:
         self._cache = cache
         self._pool = pool
-        # Windows (of first and partial blocks) are stored in a separate folder.
         windows_folder, windows_budget = folder / "windows", budget_bytes // 4
         self._windows: DiskStore | None = None
         self._former: DiskStore | None = None  # windows of an earlier format, which count toward the budget

@@ -218,8 +218,6 @@ class BlockPool:
                 else:
                     self._unregister(block)  # it becomes blank once it is freed
 
-    # Windows
-
     @property
     def windows(self) -> Mapping[int, int]:
         return MappingProxyType(self._windows)

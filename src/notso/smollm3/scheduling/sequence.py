@@ -34,7 +34,7 @@ class Sequence:
     # hashes[i]: hash of the salt and all tokens up to the end of full block i.
     hashes: list[bytes] = field(default_factory=list)
     batch_index: int | None = None  # row in the block tables while running
-    drafts: list[int] = field(default_factory=list)  # draft tokens to verify in the next step
+    drafts: list[int] = field(default_factory=list)
     starvation_count: int = 0  # later arrivals that were admitted first (see MAX_STARVATION)
     cached: int = 0
     started: bool = False  # a chunk has been computed
