@@ -49,7 +49,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     async def close(self) -> None:
         """Stop the answer; `result` then returns the part generated so far, with finish reason "cancelled"."""
         async with self._start_lock:  # an answer that is just being started must be stopped, too
-            if self._generation is None:  # never started
+            if self._generation is None:
                 self._generation = Generation()
                 end = [Event("usage", usage=Usage(0, 0)), Event("end", finish_reason="cancelled")]
                 self._generation.write(end, last=True)

@@ -124,12 +124,12 @@ def open_regular(path: Path) -> int:
 
     Raises OSError with `strerror` and `filename`, for example if the file is not a regular file.
     """
-    # The kind of the file is checked first, because reading from a FIFO or terminal would wait for a writer, and even
-    # opening a device can have side effects.
+    # The kind is checked first: reading from a FIFO or terminal would wait for a writer, and even opening a device can
+    # have side effects.
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _irregular_file_error(path)
-        # O_NONBLOCK: if the file has been replaced by a FIFO since the check, opening it must not block.
+        # O_NONBLOCK: the file may have been replaced by a FIFO since the check.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None

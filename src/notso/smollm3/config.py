@@ -87,8 +87,7 @@ class SmolLM3Config:
     rope_theta: float
     # The name is Hugging Face's, but 1 means that the layer does have rotary position embedding.
     no_rope_layers: tuple[int, ...]
-    # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
-    # at every context length.
+    # YaRN's factor and the original context in tokens, if the file specifies YaRN.
     yarn_of_file: tuple[float, int] | None = None
     # To detect incompatible caches, kv/model_identity.py hashes this object's repr() and the RoPE frequencies. The
     # frequencies depend on the ramp, so repr() need not contain the ramp.
@@ -154,8 +153,7 @@ class SmolLM3Config:
         return max(self.max_position_embeddings, int(factor * original))
 
     def uses_yarn(self, context_tokens: int) -> bool:
-        # If the file specifies YaRN, it applies at every length, as in transformers and llama.cpp. Otherwise, it
-        # applies only to contexts longer than the trained one.
+        # As in transformers and llama.cpp, YaRN that the file specifies applies at every length.
         return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
