@@ -51,8 +51,6 @@ class Generation:
         state = "finished" if self._finished else "running"
         return f"<Generation {self.id[:8]}: {state}, {len(self._events)} events>"
 
-    # Readers
-
     @property
     def finished(self) -> bool:
         return self._finished
@@ -92,8 +90,6 @@ class Generation:
         if is_new:
             notify()
 
-    # Control
-
     def stop(self) -> None:
         """Cancel the answer; it ends after the current step at the latest."""
         self.stop_requested = True
@@ -103,8 +99,6 @@ class Generation:
     def answer_now(self) -> None:
         self.answer_requested = True
         self._engine_changed()
-
-    # Engine side
 
     def write(self, events: list[Event], *, last: bool = False) -> None:
         """Append events; `last` closes the log."""

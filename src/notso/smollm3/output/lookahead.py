@@ -56,12 +56,12 @@ class StopStrings:
     """Filter that passes only the text before the first stop string."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        # Of several matches, the one that ends first is used, and the longest if several end at the same position. The
-        # result is therefore independent of how the text is divided into chunks.
+        # The match that ends first is used, or the longest if several end there. The result therefore does not depend
+        # on how the text is divided into chunks.
         self._stops = sorted(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=1)
         self._lookahead = Lookahead()
-        self.matched: str | None = None  # the stop string that was found
+        self.matched: str | None = None
 
     def push(self, text: str) -> tuple[Span, bool]:
         if self.matched is not None:
@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.pop_text(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # The list is sorted, so a binary search finds the first stop string that starts with a given end of the text.
-        # Many stop strings therefore cost little more than one.
+        # In the sorted list, a stop string that begins with `end` stands where `bisect` would insert `end`. The cost
+        # hardly depends on the number of stop strings.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)
