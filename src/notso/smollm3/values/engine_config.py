@@ -21,13 +21,13 @@ Placement: TypeAlias = Literal["auto", "mmap", "packed", "hugepages"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 MAX_THREADS = 1024
-MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
+MAX_NUM_SEQS = 64
 
 DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk: about 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
 DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for prompt prefixes named by FixedPrefix.reading
 
-DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
+DEVICES = "auto, cpu, cuda or cuda:N"
 
 
 @dataclass(frozen=True, slots=True)

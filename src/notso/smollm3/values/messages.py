@@ -40,7 +40,7 @@ Tool = Mapping[str, Any]
 
 def thinking_set_by(system_text: object) -> bool | None:
     """Return False if a system message contains `/no_think`, True if it contains `/think`, else None."""
-    # As in SmolLM3's templates, these flags may be anywhere in the text, and take precedence over the request.
+    # The flags may be anywhere in the text, and take precedence over the request, as in SmolLM3's templates.
     if not isinstance(system_text, str) or "/think" not in system_text.replace("/no_think", "/think"):
         return None
     return "/no_think" not in system_text

@@ -45,7 +45,7 @@ class ModelInfo:
     threads: int = 1
     kv_format: str = "f16"
     kv_bytes: int = 0  # reserved for keys and values
-    max_num_seqs: int = 1  # concurrent sequences
+    max_num_seqs: int = 1
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
     chat_template: str = field(default="", repr=False)  # empty if the file has none
