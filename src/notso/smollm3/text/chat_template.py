@@ -42,8 +42,8 @@ _MARKER = re.compile(r"<\|\w+\|>")
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
 # Candidates for the stand-in: printable characters without case, which no template alters. Angle brackets come first,
-# because they keep rendered text readable. Ideographs and syllables follow. They are so numerous that only a
-# conversation of hundreds of kilobytes can contain all of them.
+# because they keep rendered text readable. Only a conversation of hundreds of kilobytes can contain all the ideographs
+# and syllables.
 _STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
 
 _log = logging.getLogger(__name__)
@@ -65,9 +65,6 @@ class ChatTemplate:
         eos_token: str = "",
         known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
-        # specials: texts of the special tokens.
-        # bos_token, eos_token: empty if the file has none.
-        # known: SHA-256 hashes of the templates that run in this process.
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
@@ -137,7 +134,6 @@ class ChatTemplate:
                     raise ModelFileError(f"the chat template prints {text}, which is not a token of the vocabulary")
 
     def _detect_dropped_parts(self) -> tuple[str, ...]:
-        # Returns the parts of a conversation that the template silently drops.
         mark = f"probe {secrets.token_hex(8)}"
         system = Message("system", "/system_override")
         later = [Message("user", "a"), Message("assistant", "b"), Message("system", mark), Message("user", "c")]
@@ -167,8 +163,6 @@ class ChatTemplate:
         With a constant `date`, cached prefixes remain valid after midnight. Raises InvalidRequestError, and
         TemplateError if the template fails.
         """
-        # Past reasoning is omitted unless a message has keep_reasoning and thinking is on. Tools are passed to the
-        # template as JSON texts in `xml_tools`.
         return "".join(run.text for run in self.runs(messages, thinking=thinking, tools=tools, date=date))
 
     def runs(
@@ -199,8 +193,8 @@ class ChatTemplate:
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # The skeleton is the prompt with neutral content (see `_render_runs`). If its special tokens differ from the
-        # prompt's, content has yielded special tokens: this module has a bug, or the template alters text.
+        # The skeleton is the prompt with "x" as its content. If its special tokens differ from the prompt's, content
+        # has yielded special tokens: this module has a bug, or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(
@@ -226,8 +220,6 @@ class ChatTemplate:
         return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
-        # A known template renders each conversation on demand, in this process. An unknown template renders all of them
-        # at once, in one child process.
         variable_sets = (self._constants | variables for variables in batch)
         try:
             if self._template is None:

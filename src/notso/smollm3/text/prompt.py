@@ -14,8 +14,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_TAG = "</think>"
-# When old turns are dropped, this many tokens are left free for an answer without `max_tokens`. Small contexts
-# leave fewer.
+# Tokens that are left free for an answer without `max_tokens` when old turns are dropped. Small contexts leave fewer.
 GENERATION_TOKENS = 1024
 
 
@@ -129,7 +128,7 @@ class PromptWriter:
         else:
             earlier = []
         content = messages[prefix.message].content
-        # Render the prefix with a different text after it: tokens that differ do not depend on the prefix alone.
+        # Render the prefix with a different text after it. The tokens that stay the same depend only on the prefix.
         differs = "1" if content[prefix.characters :].startswith("a") else "a"
         cut = Message(messages[prefix.message].role, content[: prefix.characters] + differs)
         other = self._tokenizer.encode_runs(self._render_runs([*earlier, cut, Message("user", differs)], options))
@@ -160,7 +159,7 @@ class PromptWriter:
         def attempt(remaining: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
                 return self.write(remaining, options, most_tokens=context_tokens)
-            except ContextLengthError as error:  # the prompt is too long to be encoded
+            except ContextLengthError as error:
                 return error
 
         prompt = attempt(messages)

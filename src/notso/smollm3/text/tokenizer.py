@@ -45,8 +45,8 @@ class SpecialTexts:
         lengths: dict[str, set[int]] = {}
         for special in self._texts:
             lengths.setdefault(special[0], set()).add(len(special))
-        # A file may have a million special tokens. A regular expression of all of them would try each one at every
-        # position, so texts are looked up by length instead.
+        # A file may have a million special tokens. Texts are looked up by length, because a regular expression would
+        # try each token at every position.
         self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
         self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
@@ -87,8 +87,6 @@ BATCH_CHARACTERS = 1 << 18
 class Tokenizer:
     """Byte-level BPE tokenizer of a model file. Thread-safe."""
 
-    # special_ids, specials: ids and texts of control and user-defined tokens.
-    # think_open_id etc.: None if the file lacks the tag.
     # longest_bytes: the maximum number of bytes, before normalization, that one ordinary token can represent.
     # shrinks: the maximum factor by which normalization shrinks a text.
     def __init__(
@@ -206,7 +204,6 @@ def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, b
 class TokenStream:
     """Incremental decoder; its joined pieces equal `decode` of all ids."""
 
-    # The bytes of an incomplete character are held back; bytes that cannot be part of a character become U+FFFD.
     def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_control = skip_control
@@ -250,7 +247,7 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
         raise _mismatch_error(path, error.strerror or "cannot be read") from error
     except (KeyError, TypeError) as error:
         raise _mismatch_error(path, f"{type(error).__name__}: {error}") from error
-    except (ModelFileError, ValueError, AttributeError, RecursionError) as error:  # any malformed JSON
+    except (ModelFileError, ValueError, AttributeError, RecursionError) as error:
         raise _mismatch_error(path, str(error)) from error
 
 
@@ -259,7 +256,6 @@ def _mismatch_error(path: Path, problem: str) -> ModelFileError:
 
 
 def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
-    # Raises ValueError.
     model = data["model"]
     added = {token["content"]: token["id"] for token in data["added_tokens"]}
     ordinary = {text: index for text, index in model["vocab"].items() if text not in added}
@@ -278,8 +274,7 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
 # users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
-# Maximum size of all cached texts and ids. Eight million characters of plain English fit, or over two million
-# characters if each is a token.
+# Maximum size of all cached texts and ids, for example eight million characters of plain English.
 MOST_BYTES = 16 * 2**20
 
 

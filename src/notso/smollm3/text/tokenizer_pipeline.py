@@ -143,7 +143,7 @@ class TokenizerPipeline:
         return canonical, self.ignore_merges
 
 
-# Supported values of `tokenizer.ggml.pre`. Both names denote Llama 3's expression.
+# Supported values of `tokenizer.ggml.pre`.
 PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -159,8 +159,8 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys that are checked separately, and keys without effect on prompts (`version`, `truncation` and `padding`).
-# transformers does not apply `truncation` and `padding` to prompts either.
+# Keys that are checked separately, and keys without effect on prompts (`version`, `truncation` and `padding`), which
+# transformers does not apply either.
 _CHECKED_SEPARATELY = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 

@@ -21,14 +21,13 @@ READ_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Maximum length of a token, which limits the work on each token. Tokens of published files have at most 128
-# characters.
+# Limits the work on each token. Tokens of published files have at most 128 characters.
 MAX_TOKEN_CHARACTERS = 1024
 
-# Maximum length of a special token. The search for special tokens may try every length up to this one.
+# The search for special tokens may try every length up to this one.
 MAX_SPECIAL_CHARACTERS = 256
 
-# Maximum number of distinct first characters of special tokens; published files have only `<`.
+# In published files, every special token begins with `<`.
 MAX_SPECIAL_BEGINNINGS = 256
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class Vocabulary:
     """Validated tokens and kinds. Raises ModelFileError, which names the key or token."""
 
     # Decoded text omits tokens of `control_ids` but includes tokens of `user_defined_ids` (`<think>`, `<tool_call>`,
-    # ...). `longest_bytes` is the length of the longest ordinary token.
+    # ...).
     def __init__(self, tokens: Sequence[str], kinds: Sequence[int]) -> None:
         if len(tokens) != len(kinds):
             raise ModelFileError(
