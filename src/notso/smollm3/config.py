@@ -15,7 +15,7 @@ ARCHITECTURE = "smollm3"
 # (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
 NO_ROPE_LAYER_INTERVAL = 4
 
-# Accepted range of each integer key: (lowest, highest).
+# Lowest and highest accepted values.
 LIMITS = {
     "block_count": (1, 256),
     "embedding_length": (1, 32_768),
@@ -30,7 +30,7 @@ LIMITS = {
     "rope.scaling.original_context_length": (1, 1_048_576),
 }
 
-# Accepted range of each float key. Extreme values could overflow or cause divisions by zero.
+# Extreme values could overflow or cause divisions by zero.
 FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
@@ -50,10 +50,10 @@ _YARN_KEYS = {
     *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
 }
 
-# Rotary position embedding rotates pairs of values, each pair at its own speed. To extend the context beyond the
-# trained length, YaRN slows down the slow pairs and leaves the fast pairs unchanged. For the pairs in between (the
-# ramp), it interpolates linearly. This key specifies whether the start and the end of the ramp are rounded to pair
-# indices. Only this project uses the key; llama.cpp always rounds.
+# Rotary position embedding rotates pairs of values, each pair at its own speed. To extend the context, YaRN slows down
+# the slow pairs and leaves the fast pairs unchanged. For the pairs in between (the ramp), it interpolates linearly.
+# This key specifies whether the start and the end of the ramp are rounded to pair indices. Only this project uses the
+# key; llama.cpp always rounds.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
