@@ -82,10 +82,10 @@ def new_model_file(out: Path, progress: Progress) -> Iterator[GGUFWriter]:
         unchecked.unlink(missing_ok=True)
 
 
-# Supported output types. Some, such as Q4_K_M, mix formats.
+# Supported output types. Q4_K_M and Q5_K_M mix formats.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
 
-# Increment this when a code change alters the converted files, so that cached conversions are redone.
+# Increment this when a code change alters the converted files, to invalidate cached conversions.
 VERSION = 2
 
 
@@ -161,7 +161,6 @@ def cached_conversion(
 
 def _target(folder: Path) -> Path:
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
-    # The name depends on the files and on VERSION, so a changed folder is converted again.
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     keys = (str(folder), (VERSION, states))
     where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in keys)

@@ -31,7 +31,7 @@ MAX_VOCAB = 1_000_000
 # JSON integers can exceed the range of a float, and Python's parser accepts NaN.
 MAX_NUMBER = 1e30
 
-# Fields that must have one of these values if they are present. None is null in JSON.
+# Fields that must have one of these values if they are present.
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
     "architectures": (["SmolLM3ForCausalLM"], None),
@@ -57,7 +57,6 @@ _INTEGERS = {
     "vocab_size": "vocab_size",
 }
 
-# Fields that the conversion applies or checks.
 COMPUTED = frozenset(
     {
         *FIXED,
@@ -244,8 +243,7 @@ def _check_layers(config: Mapping[str, Any]) -> None:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    # Older versions of transformers write rope_scaling, newer ones rope_parameters. If a file has both, rope_scaling
-    # takes precedence.
+    # Older versions of transformers write rope_scaling, newer ones rope_parameters.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be JSON objects")

@@ -50,7 +50,7 @@ def importance(file: GGUFFile, text: str, threads: int | None, progress: Progres
     backend = cast(Backend, recorder)  # __getattr__ provides the other operations
     weights = SmolLM3Weights.from_tensors(file.tensors, config).to_device(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
-    # The output head's inputs are measured, but its product is skipped, because no logits are needed.
+    # The output head's product is skipped, because only its inputs are needed.
     recorder.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
     all_rows = list(range(window))
@@ -64,7 +64,6 @@ def importance(file: GGUFFile, text: str, threads: int | None, progress: Progres
 
 @dataclass
 class _RecordingBackend:
-    # A CPU backend that also accumulates the squared inputs of matrix products.
     backend: CPU
     sums: dict[str, Doubles] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)

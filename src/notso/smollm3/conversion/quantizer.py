@@ -42,7 +42,7 @@ def quantize(
         return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
-    # Importance can be measured only on a GGUF file, so the folder is first converted to a temporary GGUF file.
+    # Importance can be measured only on a GGUF file.
     floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
     try:
         convert(
@@ -88,7 +88,7 @@ def _quantize_file(
 
 
 def _add_quantization_keys(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
-    # Adds the metadata keys that llama.cpp also writes to quantized files.
+    # llama.cpp writes the same keys.
     writer.add("general.quantization_version", 2, "uint32")
     writer.add("general.file_type", FILE_TYPES[mix], "uint32")
     if measured is not None:
