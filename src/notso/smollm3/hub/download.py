@@ -109,9 +109,8 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    # Returns whether any address of the host is outside the public internet. A name that this machine cannot resolve is
-    # accepted, because an HTTP proxy may resolve it. If a name resolves to a local address after this check, the TLS
-    # handshake fails, because a local host has no certificate for that name.
+    # A name that this machine cannot resolve is accepted, because an HTTP proxy may resolve it. If a name resolves to a
+    # local address after this check, the TLS handshake fails, because a local host has no certificate for that name.
     try:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -349,7 +348,7 @@ def _resolve_url(file: KnownFile) -> str:
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
-        # The Hub's redirect to another host already contains the file's size and ETag, so it is not followed.
+        # The headers of the Hub's redirect already contain the file's size and ETag, so it is not followed.
         with stream_following_redirects(
             get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
         ) as response:
@@ -373,7 +372,6 @@ def _resolve_url(file: KnownFile) -> str:
 
 
 def _parse_size_and_etag(response: httpx2.Response) -> tuple[int | None, str]:
-    # In the Hub's redirects, the X-Linked headers contain the file's size and ETag.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
     etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
@@ -393,8 +391,8 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
             reason = _error_line(error)
         if part.complete:
             return
-        # Received bytes alone are no progress: a server that ignores ranges sends the same bytes again. Only growth of
-        # the partial file counts. Restarts are limited separately, because growth and restarts could alternate forever.
+        # A server that ignores ranges sends the same bytes again, so only growth of the partial file counts as
+        # progress. Restarts are limited separately, because growth and restarts could alternate forever.
         failures = 1 if part.size > before else failures + 1
         restarts += part.size < before
         if max(failures, restarts) > RETRIES:
@@ -411,7 +409,6 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
 
 
 def _transfer(url: str, part: _Part, report: Progress) -> None:
-    # Raises _Interrupted or httpx2.HTTPError for transient failures.
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

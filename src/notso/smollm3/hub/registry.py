@@ -70,7 +70,7 @@ def stored_models() -> list[StoredModel]:
 
 def _ollama_models() -> Iterator[StoredModel]:
     configured = os.environ.get("OLLAMA_MODELS")
-    # Ollama names files by hash, and stores manifests as registry/namespace/model/tag.
+    # Ollama stores manifests as registry/namespace/model/tag.
     roots = [Path(configured)] if configured else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for root in roots:
         for number, manifest in enumerate(_files(root / "manifests", "*/*/*/*")):
@@ -121,7 +121,7 @@ def notso_cache() -> Path:
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
-    # Skips what cannot be read. Path.glob would stop there, and Path.is_file would raise an error.
+    # Path.glob would stop at an unreadable folder, and Path.is_file would raise an error.
     found = (root / name for name in glob.glob(pattern, root_dir=root, include_hidden=True))  # noqa: PTH207
     return sorted(path for path in found if os.path.isfile(path))  # noqa: PTH113
 
@@ -327,7 +327,7 @@ def _installed(name: str) -> Path | None:
         raise ModelFileError(f"several files are named {name}; specify the path: {', '.join(map(str, current))}")
     if named:
         return named[0].path
-    # Search the stores again: `local_models` lists only one of the names that a file has in them.
+    # If a file has several names in the stores, `local_models` lists only one of them.
     stored = (model for model in (*_ollama_models(), *_folder_models()) if model.name.lower() == name.lower())
     return next((model.path for model in stored if is_smollm3(model.path)), None)
 
@@ -402,7 +402,6 @@ def stored_hash(path: Path) -> str | None:
 
 
 def _describe_stored(name: str, path: Path, where: Store) -> LocalModel:
-    # Ollama names files by hash, so the name in the store replaces the file name.
     found = _describe(path, where)
     return replace(found, name=name, quantization=found.quantization or quantization_in(name.replace(":", "-")) or "")
 
@@ -493,6 +492,5 @@ def remove(model: LocalModel) -> int:
             while folder != snapshots and not any(folder.iterdir()):
                 folder.rmdir()
                 folder = folder.parent
-    # The disk space is freed once no process has the file open.
     blob.unlink(missing_ok=True)
     return freed
