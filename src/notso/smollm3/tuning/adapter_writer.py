@@ -38,7 +38,6 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantize()
-                # F16 is used if it is precise enough for the tensor.
                 stored = QTensor.quantize(values, F32)
                 with suppress(OperandError):  # the values exceed the range of F16
                     halves = QTensor.quantize(values, F16)
@@ -51,8 +50,7 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # Returns whether all errors are at most 2^-11 of the largest value. Larger errors can occur only if all values are
-    # subnormal in F16.
+    # Larger errors can occur only if all values are subnormal in F16.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 

@@ -125,7 +125,8 @@ def train(
 
     Raises TuningError if the folder contains another run, libraries are missing, or training diverges.
     """
-    # load_base: takes a dtype and returns a transformers model. parameters: number of parameters of this model.
+    # load_base: takes a dtype and returns a transformers model.
+    # parameters: number of parameters of this model.
     require_libraries()
     import torch
     from datasets import Dataset, disable_progress_bars
@@ -250,7 +251,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
     found = None
     numbered = [path for path in folder.iterdir() if re.fullmatch(r"checkpoint-[0-9]{1,18}", path.name)]
     for path in sorted(numbered, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
-        # The state file is written last, so a checkpoint without it is incomplete. Incomplete checkpoints are removed.
+        # The state file is written last, so a checkpoint without it is incomplete.
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
             found = found or path

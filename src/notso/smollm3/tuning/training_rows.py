@@ -267,7 +267,7 @@ class RehearsalConversation:
         return following in answers_are_due.get(last, ())
 
     def _awaits_result(self) -> bool:
-        # Calls can be in `tool_calls` or in the content, and several results can follow an answer.
+        # `parse_messages` also finds calls in the content. Several results can follow one answer.
         latest_first = parse_messages(self.history[::-1], "messages") if self.history else ()
         for results, message in enumerate(latest_first):
             if message.role != "tool":
@@ -290,7 +290,6 @@ def read(text: str, name: str) -> list[RehearsalConversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = _template_kwargs(record).get("enable_thinking")
-            # Ask with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(RehearsalConversation(list(messages), parse_tools(record.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
@@ -316,8 +315,7 @@ def generate_answers(
                 _answer(generation, each.thinking) for generation, each in zip(generations, open_ones, strict=True)
             ]
             for each, answer in zip(open_ones, answers, strict=True):
-                # The rest of the conversation is dropped if an answer is truncated or empty, or has reasoning although
-                # thinking is off, or has none although thinking is on.
+                # Unusable, for example truncated, or without reasoning although thinking is on.
                 if answer is None:
                     each.history.clear()
                     each.messages.clear()
