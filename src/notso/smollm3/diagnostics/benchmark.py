@@ -45,7 +45,6 @@ from notso.system.memory import huge_page_bytes, physical_memory
 # Length of a prompt of negligible cost, used for depth 0 (an empty context).
 SHORT_TOKENS = 8
 
-# New tokens of a prompt in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
 
 # Additional tokens per sequence of a batch, so that the first sequences still run when the last one starts.
@@ -123,16 +122,16 @@ class EngineMeter:
         return self.run_watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
-        # Times only the steps of `latest`, the last sequence to start, during which all other sequences also run.
+        # Only the steps of the last sequence to start (`latest`) are timed, because all other sequences run during
+        # them.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(max_tokens=tokens + LATE_TOKENS)
         # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one token more than is timed. Sequences receive the tokens of a step one after another, so the last
-        # token of another sequence could otherwise arrive just before the last timed token of `latest`. The check below
-        # would then wrongly conclude that the other sequence had ended early.
+        # Wait for one token more than is timed, because sequences receive the tokens of a step one after another.
+        # Otherwise, the check below could wrongly conclude that a sequence had ended early.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -160,9 +159,9 @@ class EngineMeter:
         return self._contexts.get(depth, []) + self.random_ids(new_tokens)
 
     def _fill_cache(self, ids: list[int]) -> None:
-        # Fills the cache with `ids` quickly: only two blocks are prefilled, and all later blocks are copies of the
-        # second one. This is sufficient because a step's time depends on the number of cached tokens, not on their
-        # content. The first block is not copied, because low-bit cache formats also store it in a more precise format.
+        # To be quick, only two blocks are prefilled, and all later blocks are copies of the second one. This is
+        # sufficient because a step's time depends on the number of cached tokens, not on their content. The first block
+        # is not copied, because low-bit cache formats also store it in a more precise format.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -275,7 +274,6 @@ def resident_memory() -> dict[str, float]:
 class StolenTime:
     """CPU time that the hypervisor gave to other virtual machines since this object was created."""
 
-    # Measurements are unreliable if this time exceeds a few percent.
     def __init__(self) -> None:
         self._before = processors.times()
 
@@ -432,7 +430,6 @@ class _BenchmarkRun:
         self._head_bandwidths: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # output head, bytes/s
 
     def run(self) -> None:
-        # Tasks are interleaved so that a slow minute of the machine affects all of them.
         measurements: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
         for task in self.ours:
             measurements.append((_name(task), partial(self._measure, task)))
@@ -550,7 +547,6 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def _load(path: Path | None, plan: BenchmarkPlan) -> tuple[Engine, float]:
-    # Returns the engine and the seconds that loading took.
     started = time.perf_counter()
     engine = Engine.load(
         path,

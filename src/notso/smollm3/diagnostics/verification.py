@@ -37,7 +37,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Numbers of prompt tokens and of generated tokens. The ids of the prompt depend only on the vocabulary size.
+# Numbers of prompt tokens and of generated tokens.
 IDS, WRITTEN = 48, 16
 
 HEX_DIGITS = 16
@@ -193,7 +193,6 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
 
 
 def _first_bad_row(tensor: QTensor) -> int | None:
-    # Reads all scales (in float formats, all values).
     step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
     for start in range(0, tensor.rows, step):
         scales = scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))

@@ -25,7 +25,7 @@ from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.strict_json import DECODER
 
-RELEASED = Path(__file__).with_name("smollm3-3b.json")  # for the released weights
+RELEASED = Path(__file__).with_name("smollm3-3b.json")
 
 MAX_BYTES = 64 << 20
 CONTEXT = 1024  # upper bound on the length of a case
@@ -128,7 +128,7 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
 
 
 def _deviation(values: Floats) -> float:
-    # If all values are equal, return a tiny number, so that any difference from them fails the check.
+    # Not 0, so that any difference from equal values fails the check instead of dividing by zero.
     return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 

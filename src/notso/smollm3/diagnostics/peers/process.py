@@ -16,7 +16,6 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 PYTHON_VARIABLE = "NOTSO_PEER_PYTHON"
 MODEL_VARIABLE = "NOTSO_OPENVINO_MODEL"
 
-# Peer name -> required Python module.
 PEERS = {"llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
 
 _PACKAGES = {"llama.cpp": "llama-cpp-python", "openvino": "openvino-genai"}
@@ -41,7 +40,7 @@ class PeerProcess:
         if name == "openvino":
             model = _openvino_folder()
         command = [python, str(_WORKER), name, str(model), str(context_tokens), str(threads)]
-        # The worker exits when its standard input closes, at the latest when this process ends.
+        # The worker exits when its standard input closes, so it does not outlive this process.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
