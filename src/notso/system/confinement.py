@@ -107,8 +107,8 @@ def _prefer_oom_kill() -> None:
 class ConfinedProcess:
     """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
-    # `arguments` are command-line arguments of the Python interpreter. They name a program, which must call `confine`
-    # or `serve_confined` with the same limits.
+    # `arguments` of the Python interpreter name a program. It must call `confine` or `serve_confined` with the same
+    # limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s
@@ -242,8 +242,6 @@ def unenforced_limits() -> list[str]:
     return found
 
 
-# Linux kernel interfaces
-
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 _SECCOMP_MODE_FILTER, _SECCOMP_GET_ACTION_AVAIL = 2, 2
 _LANDLOCK_CREATE_RULESET_VERSION = 1
@@ -262,8 +260,8 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "landlock_restrict_self": (446, 446),
 }
 
-# Calls needed to compute, allocate memory and exit. They cannot open descriptors. A call that an architecture lacks has
-# the number None.
+# Calls needed to compute, allocate memory and exit; None: the architecture lacks the call. They cannot open
+# descriptors.
 _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "readv": (19, 65),
@@ -305,8 +303,7 @@ _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "set_robust_list": (273, 99),
 }
 
-# Calls that are refused even to children with FILES_AND_NETWORK: no child needs them, and they give access to other
-# processes, keys, the kernel or devices.
+# No child needs these calls. They give access to other processes, keys, the kernel or devices.
 _FORBIDDEN: Mapping[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -446,7 +443,6 @@ def _has_seccomp() -> bool:
 
 
 def _machine() -> int | None:
-    # Returns the index of this machine's numbers in _SYSTEM_CALLS, or None for other machines.
     is_known = sys.platform == "linux" and sys.maxsize > 2**32
     return _MACHINES.get(os.uname().machine) if is_known else None
 

@@ -81,7 +81,7 @@ def write_private(path: Path, content: str, *, replace: bool) -> None:
 
 def read_ahead(descriptor: int) -> None:
     """Ask the kernel to read a file into its page cache. Raises OSError."""
-    # The kernel sends many requests to the disk in parallel. This is several times faster than sequential reads.
+    # The kernel reads many blocks in parallel, which is several times faster than sequential reads.
     if sys.platform == "darwin":
         size = min(os.fstat(descriptor).st_size, LONGEST_READ_AHEAD)
         fcntl.fcntl(descriptor, _F_RDADVISE, struct.pack("=qi4x", 0, size))  # struct radvisory

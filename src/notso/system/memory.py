@@ -90,8 +90,8 @@ def memory_limits(
     mapped_bytes: int = 0, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> list[MemoryLimit]:
     """Return all limits that can be read, at least one."""
-    # mapped_bytes: size of mapped files that the caller's memory plan includes. It is subtracted from the address space
-    # in use, so that these files are not counted twice.
+    # mapped_bytes: size of the mapped files that the caller's memory plan already counts; they are subtracted from the
+    # address space in use.
     if sys.platform == "darwin":
         return [_macos_memory(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
     limits = [_system_memory(proc)]
@@ -204,6 +204,6 @@ def _number(path: Path) -> int | None:
 
 
 def _number_lines(path: Path) -> dict[str, int]:
-    # Parses lines of /proc/meminfo and memory.stat: a name, a number and an optional unit.
+    # A line of /proc/meminfo or memory.stat has a name, a number and an optional unit.
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}

@@ -34,8 +34,8 @@ def raise_descriptor_limit(target: int) -> int | None:
 
 def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
     """Limit the unsent data in the kernel, and reset the connection after `seconds` without an acknowledgment."""
-    # By default, the kernel buffers megabytes before a slow reader is noticed, and keeps retrying for a quarter of an
-    # hour to deliver data to a client that has disappeared.
+    # By default, the kernel buffers megabytes for a slow reader. It tries for a quarter of an hour to deliver them to a
+    # client that has disappeared.
     import socket
 
     if sys.platform == "darwin":
@@ -77,9 +77,8 @@ def lower_thread_priority() -> None:
 
 def make_undumpable() -> None:
     """Make the process non-dumpable (Linux)."""
-    # Only root can read the memory and environment of a non-dumpable process: children (MCP servers, plugins) cannot
-    # read keys in /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps. Programs that the
-    # process executes are dumpable again.
+    # Otherwise, children (MCP servers, plugins) could read keys in /proc/PPID/environ, and debuggers could attach. This
+    # also disables core dumps. Programs that the process executes are dumpable again.
     _process_control(4, 0)  # PR_SET_DUMPABLE
 
 

@@ -64,7 +64,7 @@ def times() -> list[int]:
 
 
 def _core_id(cpu: int) -> tuple[str, str] | int:
-    # Returns the ids of package and core, which are the same for all hyper-threads of a core.
+    # All hyper-threads of a core have the same package id and core id.
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
@@ -73,7 +73,7 @@ def _core_id(cpu: int) -> tuple[str, str] | int:
 
 
 def _cpu_quota() -> float | None:
-    # Returns the number of CPUs granted by the control group (version 2, or else version 1).
+    # Control groups of version 2, or else of version 1.
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return None if quota == "max" else int(quota) / int(period)
