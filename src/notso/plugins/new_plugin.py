@@ -50,6 +50,5 @@ def _name_conflict(name: str, module: str) -> str | None:
     return None
 
 
-# Names of modules that the new project or its tests use. Plugins cannot have these names even if no such module is
-# installed.
+# Modules that the new project or its tests use, whether or not they are installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

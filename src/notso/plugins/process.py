@@ -35,8 +35,8 @@ State = Literal["starting", "on", "off"]
 START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
 SEND_SECONDS = 2.0  # timeout of sending a call; only a hanging process exceeds it
 ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
-# Rows delay all answers even if they are processed in time. Therefore, a plugin may spend at most ROW_SHARE of the
-# time on rows, plus bursts of ROW_ALLOWANCE_SECONDS.
+# Rows delay all answers, so a plugin may spend at most ROW_SHARE of the time on rows, plus bursts of
+# ROW_ALLOWANCE_SECONDS.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
 # A plugin that prints more than MAX_PRINTED_BYTES is disabled. At most MAX_PRINTED_LINES of its lines are logged.
@@ -90,7 +90,6 @@ class PluginProcess:
                 self.ready.set()
 
     def _launch(self) -> None:
-        # Raises OSError or RuntimeError, after closing everything that it opened.
         with contextlib.ExitStack() as after_launch, contextlib.ExitStack() as on_failure:
             connection, child_connection = socket.socketpair()
             on_failure.callback(connection.close)
@@ -279,7 +278,7 @@ class PluginProcess:
         return ""
 
     def _handle_packet(self, packet: Any) -> str:
-        # Returns the reason to disable the plugin, or '' if there is none.
+        # Returns the reason to disable the plugin, if any.
         if not isinstance(packet, dict):
             raise ValueError("not a packet")
         if "unloadable" in packet:
@@ -336,7 +335,7 @@ class _OutputLogger:
         return self._bytes <= MAX_PRINTED_BYTES
 
     def log_rest(self, output: int) -> None:
-        # What is left in the pipe often tells why the process has ended. The last line may have no newline.
+        # The rest often tells why the process has ended. Its last line may have no newline.
         os.set_blocking(output, False)  # a process that the plugin started may still have the pipe open
         with contextlib.suppress(OSError):
             while (text := os.read(output, 1 << 16)) and self.log_output(text):
