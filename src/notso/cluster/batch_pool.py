@@ -24,8 +24,8 @@ def answers(
     requests_per_call: int,
 ) -> Iterator[str]:
     """Yield answers in order of completion. Raises ClusterError if a worker fails, for example while starting."""
-    # worker_class: called with `options` and `workers` (the number of workers); returns an object that holds an engine.
-    # This object is called with {"request": [...]} and returns {"answer": [...]}.
+    # worker_class: called with `options` and `workers` (the number of workers). Returns a function that maps
+    # {"request": [...]} to {"answer": [...]}.
     # engines: maximum number of engines; None: one per machine.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work

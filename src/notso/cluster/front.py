@@ -26,8 +26,8 @@ from notso.web.edge.errors import is_api_path
 logger = logging.getLogger("notso.cluster")
 
 FEED_PATH = "/feed"  # path of the event stream that pages keep open
-# Maximum duration of this stream. When the stream ends, the page reconnects and continues after the last event. If the
-# replica is stopping, the page reaches another one.
+# When the stream ends, the page reconnects and continues after the last event. If the replica is stopping, the page
+# reaches another one.
 FEED_SECONDS = 20.0
 
 
@@ -137,8 +137,6 @@ def new_cookie() -> bytes:
 
 
 class AffinityMiddleware:
-    # ASGI layer of Serve's proxy that adds a session id to requests without one.
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

@@ -13,8 +13,8 @@ APPLICATION, DEPLOYMENT = "notso", "replica"
 NEEDS_SHARED_STORES = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
 # Seconds within which a stopping replica must finish its answers and the pages' event streams.
 GRACE_SECONDS = 120.0
-# Maximum number of open requests per replica, including the pages' event streams. It is high, because the server itself
-# limits the requests that wait for the engine.
+# Per replica, including the pages' event streams. This number is high, because the server itself limits the requests
+# that wait for the engine.
 OPEN_REQUESTS = 1000
 # Environment variables with which Ray must be started on each machine.
 ENVIRONMENT = {
@@ -119,13 +119,12 @@ class ClusterError(NotsoError):
 
 
 def last_error(output: str) -> str:
-    # Returns the last error in Ray's output, or the last line if there is no error.
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]
 
 
-# Name of the metric that replicas report to autoscaling: the number of running and waiting engine requests.
+# The number of running and waiting engine requests.
 METRIC = "requests"
 
 
@@ -135,8 +134,7 @@ class AutoscalingContext(Protocol):
 
 
 class ByQueue:
-    # Autoscaling policy based on the number of engine requests. Serve's own policy would also count open pages, which
-    # do not use the engine.
+    # Serve's own policy would also count open pages, which do not use the engine.
     def __init__(self, requests_per_replica: float) -> None:
         self._requests_per_replica = requests_per_replica
 
