@@ -65,7 +65,6 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
 @contextlib.contextmanager
 def _create_private_file(target: Path) -> Iterator[None]:
-    # The new file is readable only by its owner. An existing file is never overwritten.
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield

@@ -94,8 +94,8 @@ def batch(
         chosen: dict[str, Any] = {"context_tokens": context, "threads": threads, "kv": kv, "device": device}
         if not ray:
             load = partial(engines.open_engine, model, **chosen, fetch=fetch)
-            # The engine is loaded only now, because a batch that is already complete does not need it. Later loads are
-            # silent, because their messages would disturb the progress bar.
+            # A batch that is already complete needs no engine. Later loads are silent, because their messages would
+            # disturb the progress bar.
             engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:
@@ -150,7 +150,7 @@ class Tally:
 
 
 class BatchWorker:
-    # An engine on a Ray worker. Ray Data calls the object once per task, with the requests of the task.
+    # Ray Data calls the object once per task, with the requests of the task.
     def __init__(self, **engine_options: Any) -> None:
         model, self._workers = engine_options.pop("model"), engine_options.pop("workers")
         load = partial(engines.open_engine, model, **engine_options, silent=True)
@@ -160,8 +160,8 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # If the engine keeps failing, return the answers completed so far, followed by its error. An exception would
-        # end the batch on all machines.
+        # An exception would end the batch on all machines. If the engine keeps failing, its error is therefore returned
+        # after the completed answers.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
         if self._has_failed:
             time.sleep(FAILED_PAUSE_SECONDS)
@@ -175,7 +175,7 @@ class BatchWorker:
 
 
 class _WorkerBatch:
-    # Provides the requests of one Ray task to a BatchRun and collects the answers.
+    # Source and sink of the BatchRun of one Ray task.
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
         self.ids = {line.id for line in lines}

@@ -91,7 +91,6 @@ class BatchOutput:
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
-            # If a line does not answer a request of this batch, the file is rejected and left unchanged.
             self.done = self._read_answers(request_ids)
         except BlockingIOError:
             self._file.close()
@@ -194,7 +193,6 @@ class AnswerSink(Protocol):
 
 
 class BatchEngine:
-    # The engine of a batch. After `close`, `get` loads it again.
     def __init__(self, engine: Engine, load: Callable[[], Engine]) -> None:
         self._engine: Engine | None = engine
         self._load = load
@@ -218,7 +216,7 @@ class _RunningRequest:
     def __init__(self, line: RequestLine, request: ChatRequest, info: ModelInfo) -> None:
         self.line = line
         self.request = request
-        self.info = info  # model of the engine that answers
+        self.info = info
         # One generation for each of the request's `n` choices.
         self.generations: list[Generation] = []
 

@@ -113,7 +113,6 @@ def bench(
 
 
 def _parse_prefill(text: str) -> tuple[int, int]:
-    # Parses `512` (a number of tokens) or `512@4096` (a number of tokens at a depth).
     found = re.fullmatch(r"([1-9]\d{0,17})(?:@(\d{1,18}))?", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is neither TOKENS nor TOKENS@DEPTH", param_hint="--prefill")

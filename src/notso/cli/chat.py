@@ -93,7 +93,6 @@ def _process_message(conversation: ChatSession, text: str) -> bool:
 
     outcome, messages = CommandResult(question=text), conversation.messages
     try:
-        # To send a message that begins with a slash, the user types two slashes.
         if text.startswith("//"):
             outcome = CommandResult(question=text[1:])
         elif text.startswith("/"):
@@ -125,11 +124,10 @@ def _process_message(conversation: ChatSession, text: str) -> bool:
 
 def _read_message(read_line: ReadLine) -> str:
     line = read_line("> ")
-    # A line that begins with the fence (three quotation marks) begins a multi-line message.
     if not line.strip().startswith(_FENCE):
         return line
     text = line.strip()[len(_FENCE) :]
-    with contextlib.suppress(EOFError):  # the end of the input ends the message too
+    with contextlib.suppress(EOFError):
         while not text.endswith(_FENCE):
             text += "\n" + read_line("  ").rstrip()
     return text.removesuffix(_FENCE).strip("\n")
@@ -164,8 +162,8 @@ def _plain_line_reader() -> ReadLine:
             sys.stderr.write(prompt)
             sys.stderr.flush()
         if not is_started and isinstance(stdin, io.TextIOWrapper) and isinstance(stdin.buffer, io.BufferedReader):
-            # `peek` waits for the first bytes, but not for more: a program that sends lines through a pipe may wait for
-            # the answer to each line.
+            # `peek` waits only for the first bytes: a program that sends lines through a pipe may wait for the answer
+            # to each line.
             encoding = encoding_of(stdin.buffer.peek())
             if encoding != "utf-8":
                 stdin.reconfigure(encoding=encoding, errors="replace")

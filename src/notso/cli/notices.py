@@ -36,8 +36,6 @@ class _TextHandler(_Handler):
 
 
 class _JsonHandler(_Handler):
-    # Adds `trace_id` and `span_id` while tracing.
-
     def print(self, record: logging.LogRecord) -> None:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entry: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "logger": record.name}

@@ -162,7 +162,6 @@ def _write_receipt(
 def _read_prompt(arguments: list[str] | None) -> str:
     if not arguments and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
-    # stdin is read for the argument `-`, and if there is no argument.
     parts = [_read_stdin() if argument == "-" else argument for argument in arguments or ["-"]]
     separator = "\n\n" if arguments and "-" in arguments else " "
     question = _require_utf8(separator.join(part for part in parts if part), "PROMPT")

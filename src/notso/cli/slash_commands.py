@@ -139,9 +139,9 @@ class ExitChat(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    lines: tuple[str, ...] = ()  # lines to print
-    question: str | None = None  # question to ask
-    continues: bool = False  # whether to continue the last answer
+    lines: tuple[str, ...] = ()
+    question: str | None = None
+    continues: bool = False
 
 
 def run_command(conversation: ChatSession, line: str) -> CommandResult:
@@ -152,7 +152,6 @@ def run_command(conversation: ChatSession, line: str) -> CommandResult:
     for command in COMMANDS:
         if command.name == target:
             return _RUN[target](conversation, argument.strip())
-    # An unknown command is probably a typing error, so it is not sent to the model.
     names = [command.name for command in COMMANDS]
     matches = [name for name in names if target and name.startswith(target)] or difflib.get_close_matches(target, names)
     hint = f"did you mean /{matches[0]}?" if matches else "/help lists the commands"

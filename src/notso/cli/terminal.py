@@ -64,7 +64,6 @@ def prepare_streams() -> None:
         if stream is None:
             setattr(sys, name, NullStream())
         elif hasattr(stream, "reconfigure"):
-            # Replace characters that the terminal cannot encode, instead of raising an error.
             stream.reconfigure(errors="replace")
 
 
@@ -256,7 +255,6 @@ class Interruption:
     def __init__(self) -> None:
         self._requested = False
         self._previous: object = None
-        # Only the main thread can install signal handlers.
         self._in_main_thread = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interruption:

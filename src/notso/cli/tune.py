@@ -116,8 +116,7 @@ def tune(
     if no_rehearsal and rehearse is not None:
         raise typer.BadParameter("cannot be combined with --rehearse", param_hint="--no-rehearsal")
     prompts = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
-    # A resumed run uses the date on which the run began: the date is part of every prompt, so another date would change
-    # the training rows.
+    # The date is part of every prompt, so another date would change the training rows of a resumed run.
     day = trainer.run_start_date(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
@@ -195,9 +194,8 @@ def _rehearsal_rows(
     shipped = training_rows.SHIPPED.read_text("utf-8")
     conversations = training_rows.read(shipped, training_rows.SHIPPED.name)
     conversations += training_rows.read(prompts, "--rehearse")
-    # Rehearsal rows are answers of the untuned model. They are added to the training rows to limit forgetting, and they
-    # are stored for resumed runs. Stored rows may be from another model. They are reused only if the folder has a
-    # record of a run, because `trainer.train` then raises an error if that run used another model.
+    # Stored rows may be from another model. They are reused only if the folder has a record of a run, because
+    # `trainer.train` then raises an error if that run used another model.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + prompts).encode()).hexdigest()[:16]}.json"
     if trainer.run_start_date(folder) is not None:
         with suppress(OSError, ValueError):

@@ -136,10 +136,10 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
             f"{transcript} has {len(transcripts)} receipts, not {len(receipts)}", param_hint="--transcript"
         )
     first = receipts[0] if isinstance(receipts[0], dict) else {}
-    # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
+    # `engine.check_receipt` refuses unknown cache formats and receipts without tokens.
     kv: KVChoice = next((each for each in KV_CHOICES if each == first.get("kv_format")), "auto")
-    # A context beyond the trained length would enable YaRN. Therefore, the context is only as long as prompt and answer
-    # need, but at least 512 tokens.
+    # A context beyond the trained length would enable YaRN, so the context is only as long as prompt and answer need,
+    # but at least 512 tokens.
     context = max(512, *map(_count_tokens, receipts))
     problem, place, tokens, start = "", None, 0, time.perf_counter()
     try:
@@ -195,9 +195,9 @@ def damaged_copy(found: Verification) -> str | None:
 
     if found.known_as is not None:
         return None
-    # A damaged copy has the published size and a similar name, but another hash. In the Hugging Face cache, a file is
-    # named after the published hash. The size alone does not suffice: merging an adapter into the published file does
-    # not change its size. The names of copies may contain a number, such as " (1)" or ".1".
+    # The size alone does not suffice: merging an adapter into the published file does not change its size. In the
+    # Hugging Face cache, a file is named after the published hash. The names of other copies may contain a number, such
+    # as " (1)" or ".1".
     path = Path(found.path)
     return next(
         (
