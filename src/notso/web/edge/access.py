@@ -124,8 +124,8 @@ def peer_of(request: Request) -> str:
 
 
 def cookie_name(request: Request, name: str = COOKIE) -> str:
-    # Append a port, because two servers on one host must not overwrite each other's cookie. The port is that of the
-    # `Host` header, not the one the server listens on, so that replicas behind a proxy use the same cookie.
+    # Two servers on one host must not overwrite each other's cookie. The port is that of the `Host` header, not the one
+    # the server listens on, so that replicas behind a proxy use the same cookie.
     _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
     return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
@@ -151,8 +151,6 @@ class _Session:
 
 
 class SharedStorage(Protocol):
-    # Key-value storage and messages between replicas.
-
     @property
     def is_unreachable(self) -> bool: ...
 
@@ -202,7 +200,6 @@ class KeyRing:
         return self._digest is None and not self._requires_sign_in
 
     def is_server_key(self, key: str) -> bool:
-        # Compare in constant time.
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
@@ -213,8 +210,8 @@ class KeyRing:
 
     async def end_session(self, token: str) -> None:
         """End the session of a cookie value on all replicas."""
-        # Store a revocation that outlives the session. Do not delete the stored session, because another replica may be
-        # about to renew it. Send the message after storing the revocation, so that a replica that loads the session
+        # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
+        # outlives the session. The message is sent after storing the revocation: a replica that loads the session
         # meanwhile either finds the revocation or receives the message.
         digest = _digest(token)
         if self._storage is not None:
@@ -223,8 +220,8 @@ class KeyRing:
         self._drop(digest)
 
     def rejects(self, invalid_key: str) -> bool:
-        # Many client libraries cannot omit the key. Therefore, a server without authentication ignores invalid keys. It
-        # rejects them only if it has a key store and they begin with KEY_PREFIX, such as revoked keys.
+        # Many client libraries cannot omit the key, so a server without authentication ignores invalid keys. With a key
+        # store, it rejects those that begin with KEY_PREFIX, such as revoked keys.
         return not self.is_open or (self._keys is not None and invalid_key.startswith(KEY_PREFIX))
 
     async def caller_for_key(self, key: str) -> Caller | None:
@@ -287,8 +284,8 @@ class KeyRing:
         return session.caller
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
-        # At the limit, end the oldest session of the owner with the most sessions, so that one user cannot sign
-        # out the others by signing in repeatedly.
+        # At the limit, end the oldest session of the owner with the most sessions. Otherwise, one user could sign out
+        # the others by signing in repeatedly.
         while len(self._sessions) >= self._max_sessions:
             largest = max(self._digests_by_owner.values(), key=lambda digests: len(digests))
             self._drop(next(iter(largest)))
@@ -333,8 +330,8 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class AccessMark:
-    # Access requirements of a route. `audit`: action recorded in the audit log for each request to the route, or "" for
-    # none. `uses_model`: whether requests to a page route count toward the limits of the caller's key.
+    # audit: action recorded in the audit log for each request to the route, or "" for none.
+    # uses_model: whether requests to a page route count toward the limits of the caller's key.
 
     operators: bool = False
     audit: str = ""
@@ -398,7 +395,6 @@ async def front_ends_only(request: Request) -> None:
         raise KeyRequiredError
 
 
-# Access marks. `operator_only` and `audited` create further marks.
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(AccessMark()), Depends(front_ends_only)
 USES_MODEL = Depends(AccessMark(uses_model=True))
 """Mark for guarded page routes that run the model."""
@@ -414,9 +410,8 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_sent(request: Request) -> list[str]:
-    # Return all distinct keys. Every key is checked, so that no header can override another. Authorization schemes
-    # other than Bearer are ignored, because proxies may forward the Basic credentials with which clients sign in to the
-    # proxy.
+    # Every key is checked, so that no header can override another. Authorization schemes other than Bearer are ignored,
+    # because proxies may forward the Basic credentials with which clients sign in to the proxy.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

@@ -32,8 +32,8 @@ ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
-# Maximum number of connections being accepted at once. A higher maximum would let newer connections evict a client
-# before it has sent anything.
+# Connections being accepted at once. A higher maximum would let newer connections evict a client before it has sent
+# anything.
 MAX_ACCEPTING = 32
 RETRY_SECONDS = 0.002
 """Pause after a failure to accept a connection. Each failure evicts some of the connections that wait for their
@@ -280,8 +280,8 @@ class ClientConnection(H11Protocol):
             self._start_header_timer()
         else:
             self._stop_header_timer()
-            # The client has just sent data, so the connection loses its place in the queue of waiting connections. If
-            # part of a body is still missing, _note_turn appends the connection again.
+            # After sending data, a client loses its place in the queue of waiting connections. If part of a body is
+            # still missing, _note_turn appends the connection again.
             self._limiter.note(self, waits=False)
         self._note_turn()
 
@@ -340,7 +340,6 @@ class ClientConnection(H11Protocol):
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def _note_turn(self) -> None:
-        # `ConnectionLimiter` evicts only connections that wait for their client.
         self._limiter.note(self, waits=self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body)
 
     def _waits_for_headers(self) -> bool:
@@ -367,7 +366,7 @@ class ClientConnection(H11Protocol):
             self._send_timer = None
 
     def _drop_unread(self) -> None:
-        # A timer runs outside the request's context, so set the request id for the log record here.
+        # A timer runs outside the request's context, which has the request id for the log record.
         scope: dict[str, Any] = dict(self.cycle.scope) if self.cycle is not None else {}
         token = request_id.set(scope.get(SCOPE_KEY))
         access_log.info("the client read nothing for %g s; connection dropped", self._send_seconds)

@@ -49,8 +49,8 @@ def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:
 
 
 def _text(quoted: bytes) -> str:
-    # Decode in pieces, because unquote_to_bytes creates a list entry per escape: for a whole body, the list would take
-    # many times the memory of the body.
+    # unquote_to_bytes creates a list entry per escape. For a whole body, the list would take many times the memory of
+    # the body, so decode in pieces.
     pieces, at = [], 0
     while at < len(quoted):
         end = at + PIECE_BYTES

@@ -93,13 +93,10 @@ class RequestTooLargeError(Exception): ...
 
 
 class BodyEvictedError(Exception):
-    # A body that arrived too slowly was evicted to make room for others.
     pass
 
 
 class IncomingBody:
-    # A request body that is being received.
-
     def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
         self.holder = holder  # the owner, or the client's address if the request is not authenticated
         self.held = 0  # bytes counted against the budget
@@ -171,8 +168,8 @@ class BodyBudget:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
         if not self._has_room(arrival, size):
-            # One waiting body at a time looks for others to evict, because the cost would be quadratic if every waiting
-            # body searched all others.
+            # Only one waiting body at a time looks for others to evict. If every waiting body searched all others, the
+            # cost would be quadratic.
             async with self._eviction_lock:
                 while not self._has_room(arrival, size):
                     await self._evict_or_wait(arrival)
@@ -253,7 +250,7 @@ class RequestLimits(HttpMiddleware):
     from the budget (503).
     """
 
-    # The bytes received so far count against the budget, not Content-Length. They count until the response starts.
+    # Only bytes that have been received count against the budget, until the response starts.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         super().__init__(app)
@@ -298,8 +295,8 @@ class RequestLimits(HttpMiddleware):
         except BodyEvictedError:
             text = "The server is receiving too much data at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
-            # The rest of a small body is received and discarded, because a client that is still sending may not notice
-            # the response. For a large body, this would take too long, so the connection is closed.
+            # A client that is still sending may not notice the response, so the rest of a small body is received and
+            # discarded. For a large body, this would take too long, so the connection is closed.
             if limit > MAX_BODY_BYTES:
                 answer.headers["Connection"] = "close"
         finally:

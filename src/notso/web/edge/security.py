@@ -95,8 +95,8 @@ class CrossOriginAccess(HttpMiddleware):
                 MutableHeaders(scope=message).update(_cors_headers(origin) | {"access-control-expose-headers": "*"})
             await send(message)
 
-        # Browsers may send a cookie even if they hide the response. The request must not use the cookie's session. The
-        # scope is not copied, because the outer middleware finds the route in it.
+        # Browsers may send a cookie even if they hide the response, but the request must not use the cookie's session.
+        # The scope is not copied, because the outer middleware finds the route in it.
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
         scope[ALLOWED] = True
         await self._app(scope, receive, send_readable)
@@ -217,7 +217,6 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _origin_host(origin: str) -> str | None:
-    # Return the host and port of an origin in the form of a `Host` header, or None if it is not an HTTP origin.
     try:
         parts = urlsplit(origin)
     except ValueError:

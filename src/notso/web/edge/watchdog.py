@@ -62,7 +62,6 @@ class Watchdog:
 
     def stop(self) -> None:
         """Stop watching. Call before the loop ends."""
-        # An ended loop would not reply to pings.
         child, self._child = self._child, None
         if child is not None:
             self._loop.remove_reader(self._pings)
@@ -129,7 +128,7 @@ def watch(process: int, tick_s: float, most: int) -> None:
 
 
 def _wait_tick(tick_s: float) -> bool:
-    # Wait for one tick and return True. If the server exits, which closes its end of the pipe, return False at once.
+    # Returns False at once if the server exits, which closes its end of the pipe.
     poll = select.poll()
     poll.register(0, 0)  # poll() reports a hang-up even if no events are requested
     return not poll.poll(1000 * tick_s)
