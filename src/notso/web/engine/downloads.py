@@ -65,7 +65,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # If a download is requested again while it is stopping, it restarts afterwards with this `on_downloaded`.
+        # Set if the download is requested again while it is stopping: it then restarts with this `on_downloaded`.
         self._restart: Callable[[], None] | None = None
 
     @property
@@ -110,7 +110,6 @@ class Downloads:
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
-        # A download that does not stop in time ends with the process. It can still be resumed later.
         self.stop()
         if self._thread is not None:
             self._thread.join(seconds)
@@ -179,8 +178,7 @@ download as done before its model starts loading."""
 
 def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
     """Return a callback that makes the downloaded `file` the default model."""
-    # This function must be called on the event loop. The callback waits for the loop, so it must be called in another
-    # thread. The callback replaces only the demo model, and only if the file can be loaded.
+    # Call on the event loop. The callback waits for the loop, so call the callback in another thread.
     loop = asyncio.get_running_loop()
     if registry is None:
         return lambda: None

@@ -134,15 +134,13 @@ class EngineHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
 
-    # ---- the default model
-
     @property
     def state(self) -> EngineState:
         return self.default.state
 
     @property
     def info(self) -> ModelInfo | None:
-        # Still available while the model is unloaded or being loaded again: requests are accepted meanwhile, and wait.
+        # Requests are accepted and wait while the model is unloaded or being loaded again.
         return self.default.info if self.default.state not in ("failed", "stopped") else None
 
     @property
@@ -156,8 +154,6 @@ class EngineHost:
     def stats(self) -> EngineStats | None:
         engine = self.engine
         return engine.stats() if engine is not None else None
-
-    # ---- all models
 
     def models(self) -> Iterator[ServedModel]:
         return iter(list(self._models.values()))
@@ -193,15 +189,13 @@ class EngineHost:
         served.name, served.load_beside = name, served.load_beside or load_beside
         return served
 
-    # ---- loading and acquiring
-
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.request_load(self.default)
 
     def switch(self, to: EngineSource | ServedModel) -> None:
         """Make another model the default; running requests continue."""
-        # Requests that were waiting for the old default model then wait for the new one.
+        # Requests that wait for the old default model will wait for the new one.
         old = self.default
         if isinstance(to, ServedModel):
             self.default = to
@@ -238,8 +232,8 @@ class EngineHost:
             self._enqueue(lambda: self._load(served))
 
     def allow_retry(self, key: str | None) -> None:
-        # Allow a failed model to be loaded again, because its file or the available memory may have changed. A default
-        # model that has never been loaded is not retried, because the page asks the user what to do.
+        # The file or the available memory may have changed. A default model that has never been loaded is not retried,
+        # because the page asks the user what to do.
         served = self.model(key)
         if served.state == "failed" and (served is not self.default or served.info is not None):
             served.state = "unloaded"
@@ -283,7 +277,7 @@ class EngineHost:
         return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
 
     async def wait_for_first_load(self) -> None:
-        # Wait until the first load of the default model has succeeded or failed: before that, its names are unknown.
+        # Before the first load, the names of the default model are unknown.
         while self.default.state == "loading" and self.default.info is None:
             await self._wait_for_change()
 
@@ -306,8 +300,6 @@ class EngineHost:
         for thread in list(self._threads):
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
-
-    # ---- loading and unloading, one at a time
 
     async def _load(self, served: ServedModel) -> None:
         if served.state != "loading":
@@ -335,8 +327,8 @@ class EngineHost:
             loads = served.loads
 
             def on_lost() -> None:
-                # Called by the engine in its own thread. This function must not refer to the engine: a reference cycle
-                # would delay the release of the engine's memory.
+                # The engine calls this in its own thread. It must not refer to the engine: a reference cycle would
+                # delay the release of the engine's memory.
                 self._call_on_loop(lambda: self._reload_lost_engine(served, loads))
 
             engine.when_lost(on_lost)
@@ -390,8 +382,8 @@ class EngineHost:
             self.request_load(served)
 
     def _reload_lost_engine(self, served: ServedModel, load: int) -> None:
-        # Loading again uses the CPU if the GPU failed, and reconnects if the engine is remote. `load` is the value of
-        # `loads` for the lost engine. If `loads` has increased since, the engine in use is newer and is kept.
+        # Loading again uses the CPU if the GPU failed, and reconnects if the engine is remote. `load` is the lost
+        # engine's number: if `loads` has increased since, the engine in use is newer and is kept.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")
             self._enqueue(partial(self._in_thread, served.engine.close))
@@ -412,8 +404,6 @@ class EngineHost:
             self._enqueue(lambda: self._unload_if_idle(served))
 
         served.expires = self._loop.call_later(seconds, expired)
-
-    # ---- the loop and its threads
 
     async def _wait_for_change(self) -> None:
         changed = asyncio.Event()
@@ -439,8 +429,8 @@ class EngineHost:
             task.add_done_callback(self._tasks.discard)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        # The interpreter waits for an executor's threads at exit. It does not wait for daemon threads, so a load that
-        # takes long does not delay shutdown.
+        # At exit, the interpreter would wait for an executor's threads, but not for daemon threads. A long load
+        # therefore does not delay shutdown.
         future: asyncio.Future[T] = cast(asyncio.AbstractEventLoop, self._loop).create_future()
 
         def done(result: T | None, error: BaseException | None) -> None:
@@ -479,8 +469,7 @@ class EngineHost:
 
 
 def _free_memory() -> None:
-    # Only the garbage collector frees an engine that is in a reference cycle. The C library keeps freed memory until
-    # `release_freed_memory` returns it to the system.
+    # Only the garbage collector frees an engine that is in a reference cycle.
     gc.collect()
     release_freed_memory()
 

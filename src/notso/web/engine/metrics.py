@@ -95,7 +95,7 @@ class Metrics:
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        # `route` must be the route's path template, because each distinct path would create a new time series.
+        # route: the path template, because each distinct path would create a new time series.
         self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
@@ -174,7 +174,6 @@ class _EngineCollector(Collector):
 
 
 def _llama_cpp_metrics(stats: EngineStats) -> Iterator[Metric]:
-    # Yields engine statistics under llama.cpp's names.
     counters = (
         ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens_total - stats.cached_tokens_total),
         ("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total),

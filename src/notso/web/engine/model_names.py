@@ -66,9 +66,9 @@ def adapter_names(served: ServedModel) -> list[str]:
 
 async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
     """Resolve a name of the form `model`, `adapter` or `model:adapter`. Return None if unknown."""
-    # Candidates, in this order: the default model, its adapters, installed files and their adapters, former default
-    # models and their adapters, the family name. An adapter of the default model is skipped if an installed file has
-    # the same name, so that the adapter never hides a model.
+    # The order of candidates: the default model, its adapters, installed files and their adapters, former default
+    # models and their adapters, the family name. An adapter of the default model must not hide an installed file of the
+    # same name.
     if not requested:  # some programs send an empty name if none is configured
         return ModelChoice()
     name = requested.lower()
@@ -196,7 +196,6 @@ async def engine_if_loaded(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
     """Return the engine (None if the model is unknown or not loaded) and the resolved choice."""
-    # Callers skip their work if it would require loading a model.
     try:
         choice = await resolve_model_choice(host, registry, name)
     except Problem:

@@ -336,7 +336,8 @@ class RunningRequest:
                 return
 
     def _on_write(self) -> None:
-        # The engine calls this in its thread after each write. Wake the event loop only if a reader waits for events.
+        # The engine calls this in its thread after each write. The event loop is woken only if a reader waits for
+        # events.
         if self._reader_waits:
             self._reader_waits = False
             self._requests.wakes.wake(self._loop, self._wake_readers)
@@ -363,8 +364,7 @@ class RunningRequest:
                 if self._requests.quotas is not None:
                     reservation = self._reserved[number] if number < len(self._reserved) else None
                     self._requests.quotas.ended(self.owner, usage, reservation)
-                # Run in the context saved when the request was opened (or by `use_current_context`): it contains the
-                # request id.
+                # The context saved when the request was opened (or by `use_current_context`) contains the request id.
                 for callback in self._requests.at_end:
                     self._context.run(callback, usage, reason)
                 if reason is not None and self._on_end is not None:

@@ -57,8 +57,7 @@ class FrontEndRefusedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    # The engine's description of itself, which it sends with the stream.
-
+    # Sent by the engine with the stream.
     state: str = "loading"  # EngineState of the default model, or `stopping`
     failure: str = ""
     info: ModelInfo | None = None
@@ -143,8 +142,6 @@ class EngineLink:
     def _failure_reason(self) -> str:
         return "it is stopping" if self.about.state == "stopping" else self.about.failure or "it has exited"
 
-    # ---- answers
-
     def begin(self, body: Mapping[str, Any]) -> Generation:
         """Start an answer. Raises the errors of `call`."""
         with self._changed:
@@ -167,7 +164,7 @@ class EngineLink:
         self._end_all_answers("the engine was closed")
 
     def _on_steering_requested(self, number: int) -> None:
-        # Called in the thread that calls `stop` or `answer_now` of the generation. That thread must not be blocked.
+        # The thread that calls `stop` or `answer_now` of the generation must not be blocked.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -185,8 +182,6 @@ class EngineLink:
             finally:
                 self._steering.task_done()
 
-    # ---- calls
-
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
         """Call a method of the engine API. Raises the engine's error, or EngineError."""
         data = json.dumps(body).encode()
@@ -195,8 +190,8 @@ class EngineLink:
             try:
                 self._send(connection, name, data)
             except ConnectionError:
-                # Sending failed on a reused connection, which the engine may have closed. The engine cannot have
-                # executed an incomplete request, so send it again.
+                # The engine may have closed a reused connection. It cannot have executed an incomplete request, so send
+                # it again.
                 if is_fresh or self._closed:
                     raise
                 connection.close()
@@ -267,7 +262,7 @@ class EngineLink:
         return connection
 
     def _abort_calls(self) -> None:
-        # Shut down the sockets, which makes all calls that wait for a response fail at once.
+        # All calls that wait for a response fail at once when the socket is shut down.
         for connection in list(self._in_use):
             try:
                 connection.sock.shutdown(2)
@@ -283,8 +278,6 @@ class EngineLink:
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
         raise (FrontEndRefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {reason}")
-
-    # ---- the stream, in its thread
 
     def _stream_events(self) -> None:
         broken = time.monotonic()
@@ -312,7 +305,6 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, retry_at - time.monotonic()))
 
     def _read_lines(self) -> Iterator[dict[str, Any]]:
-        # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:
@@ -425,7 +417,6 @@ def validate_numbers(value: T) -> T:
 
 
 def _validate_event(event: Event) -> Event:
-    # Raises ValueError.
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:
             raise ValueError(f"a {event.kind} without {name}")

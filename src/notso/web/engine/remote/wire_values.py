@@ -40,7 +40,6 @@ ERRORS: dict[str, type[NotsoError]] = {
 }
 """Error classes that the receiver restores. An error of another class is restored as its nearest base class that is
 listed here."""
-# Attributes that are sent with an error, if it has them.
 _ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
@@ -140,7 +139,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    # Compare the representations, too: 1 and 1.0 are equal, but must not be replaced by each other.
+    # 1 and 1.0 are equal, but must not be replaced by each other.
     if value is default:
         return True
     return not is_dataclass(value) and bool(value == default) and repr(value) == repr(default)
@@ -230,8 +229,7 @@ def _dataclass(kind: type) -> Converter:
         if not isinstance(value, dict) or not value.keys() <= field_types.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            # Look up field converters only now: a recursive type needs its own converter, which did not exist when
-            # `_dataclass` was called.
+            # A recursive type needs its own converter, which does not exist until `_dataclass` has returned.
             return kind(**{name: _converter(field_types[name])(each) for name, each in value.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
