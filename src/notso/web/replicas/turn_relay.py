@@ -30,8 +30,6 @@ UNREAD_SECONDS = 5.0
 
 @dataclass(eq=False)
 class _Copy:
-    # Copy of the log of a turn that runs on another replica.
-
     owner: str
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)
@@ -96,8 +94,8 @@ class TurnRelay:
         return True
 
     def _perform(self, body: Body) -> None:
-        # A browser's request may reach a replica that does not run the turn. That replica forwards the user action to
-        # all replicas, and the one that runs the turn performs it here.
+        # A user action is forwarded to all replicas, because the browser's request may reach one that does not run the
+        # turn.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_local_chat(more[0], name)

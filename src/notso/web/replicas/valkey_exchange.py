@@ -124,8 +124,8 @@ class ValkeyExchange:
     def following(self, name: str, apply_changes: ApplyChanges) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(apply_changes)
         self._copies.setdefault(key, []).append(copy)
-        # The reading connection may be blocked in a read that does not include the new stream. The bell is a stream
-        # that only this replica reads. An entry in it ends the blocked read, and the next read includes the new stream.
+        # The reading connection may be blocked in a read that does not include the new stream. An entry in the bell, a
+        # stream that only this replica reads, ends the blocked read. The next read includes the new stream.
         self._should_ring_bell = True
         self._work.set()
         try:
@@ -163,8 +163,8 @@ class ValkeyExchange:
             return True
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        # Queue the value first, so that it is not lost if this call is canceled. If the value were queued only after a
-        # failure, it could overwrite a newer value that another call has stored in the meantime.
+        # Queue the value first, so that it is not lost if this call is canceled. After a failure, queuing could
+        # overwrite a newer value that another call has stored in the meantime.
         key, unsaved = f"notso:value:{name}", (value, max(1, int(seconds)))
         self._unsaved.pop(key, None)
         self._unsaved[key] = unsaved
@@ -312,7 +312,6 @@ class ValkeyExchange:
         streams: dict[Any, Any] = {self._bus: self._at, self._bell: self._bell_at}
         for key, copies in self._copies.items():
             streams[key] = b"%d-%d" % min(each.at for each in copies)
-        # Without new entries, this returns after BLOCK_SECONDS.
         found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
         if self._may_have_missed:
             self._may_have_missed = False
@@ -385,8 +384,8 @@ def _bodies(entries: list[Entry]) -> Iterator[Body]:
 
 
 def _call_logged(handler: Callable[[Body], bool | None], body: Body) -> bool:
-    # If handling a message raises an exception, treat the message as handled: it would fail again, and an exception
-    # here would stop the task that reads all messages.
+    # After an exception, the message counts as handled: it would fail again, and an exception here would stop the task
+    # that reads all messages.
     try:
         return handler(body) is not False
     except Exception:
