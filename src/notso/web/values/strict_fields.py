@@ -17,7 +17,7 @@ class StrictFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_first_unknown(cls, data: Any) -> Any:
-        # Drop all unknown fields but the first, which pydantic reports. An error for each would cost memory.
+        # pydantic would create an error for each unknown field, so only the first one is kept.
         fields = cls.model_fields
         if not isinstance(data, dict) or len(data) <= len(fields):
             return data
