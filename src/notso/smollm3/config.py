@@ -15,7 +15,6 @@ ARCHITECTURE = "smollm3"
 # (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
 NO_ROPE_LAYER_INTERVAL = 4
 
-# Lowest and highest accepted values.
 LIMITS = {
     "block_count": (1, 256),
     "embedding_length": (1, 32_768),
@@ -40,7 +39,7 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# Values at which `rope.scaling.*` keys have no effect. These values are accepted with and without YaRN.
+# Values at which `rope.scaling.*` keys have no effect.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},

@@ -256,7 +256,6 @@ def cpu_name() -> str:
 def probe_buffer(size_bytes: int) -> Bytes:
     """Return a uint8 buffer in resident memory."""
     buffer = zeroed(size_bytes)
-    # Writing to a page allocates it.
     buffer[:] = 93
     return buffer
 

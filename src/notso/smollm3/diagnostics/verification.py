@@ -37,8 +37,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Numbers of prompt tokens and of generated tokens.
-IDS, WRITTEN = 48, 16
+PROMPT_TOKENS, ANSWER_TOKENS = 48, 16
 
 HEX_DIGITS = 16
 
@@ -46,8 +45,8 @@ HEX_DIGITS = 16
 def model_fingerprint(engine: Engine) -> str:
     """Hash a fixed prompt's logits and the greedy answer to it."""
     vocab = engine.config.vocab_size
-    ids = [(17 + 7919 * at) % vocab for at in range(IDS)]
-    greedy = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
+    ids = [(17 + 7919 * at) % vocab for at in range(PROMPT_TOKENS)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
     answer = "".join(event.text for event in engine.generate(ids, greedy))
     return _hash(engine.logits(ids).astype("<f4", copy=False).tobytes() + answer.encode())
 

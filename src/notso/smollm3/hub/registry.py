@@ -327,7 +327,7 @@ def _installed(name: str) -> Path | None:
         raise ModelFileError(f"several files are named {name}; specify the path: {', '.join(map(str, current))}")
     if named:
         return named[0].path
-    # If a file has several names in the stores, `local_models` lists only one of them.
+    # If a file has several names in the stores, `local_models` lists only one of them, so search the stores, too.
     stored = (model for model in (*_ollama_models(), *_folder_models()) if model.name.lower() == name.lower())
     return next((model.path for model in stored if is_smollm3(model.path)), None)
 

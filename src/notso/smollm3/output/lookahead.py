@@ -56,8 +56,6 @@ class StopStrings:
     """Filter that passes only the text before the first stop string."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        # The match that ends first is used, or the longest if several end there. The result therefore does not depend
-        # on how the text is divided into chunks.
         self._stops = sorted(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=1)
         self._lookahead = Lookahead()
@@ -70,6 +68,8 @@ class StopStrings:
         pending = self._lookahead.text
         found = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
+            # The match that ends first is used, or the longest if several end there. The result therefore does not
+            # depend on how the text is divided into chunks.
             end, start = min(found)
             shown, self.matched = self._lookahead.pop_text(start), pending[start:end]
             self._lookahead.drop(len(self._lookahead.text))

@@ -120,8 +120,6 @@ class OutputProcessor:
         # one_call: the answer ends after its first tool call.
         # is_structured: a grammar constrains the answer, which starts only when `begin` is called.
         # calls_are_valid: a grammar guarantees valid tool calls, so their arguments can be streamed.
-        # tool_names: names of the tools that can be called; None: any name.
-        # stop_token_ids: additional end tokens.
         # min_tokens: stop strings take effect only after this many tokens.
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)

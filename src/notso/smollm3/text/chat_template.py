@@ -193,8 +193,8 @@ class ChatTemplate:
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # The skeleton is the prompt with "x" as its content. If its special tokens differ from the prompt's, content
-        # has yielded special tokens: this module has a bug, or the template alters text.
+        # If the skeleton (see `_render_runs`) has other special tokens than the prompt, content has yielded special
+        # tokens: this module has a bug, or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(
@@ -205,7 +205,7 @@ class ChatTemplate:
     def _render_runs(
         self, conversation: _Conversation, day: date | None, check: bool = True
     ) -> tuple[list[Run], Iterator[str]]:
-        # With `check`, the second result yields the skeleton: the conversation, rendered with "x" in place of each
+        # With `check`, the second result yields the skeleton: the conversation rendered with "x" in place of each
         # character of its content except whitespace and flags.
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError(

@@ -143,7 +143,6 @@ class TokenizerPipeline:
         return canonical, self.ignore_merges
 
 
-# Supported values of `tokenizer.ggml.pre`.
 PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -159,8 +158,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys that are checked separately, and keys without effect on prompts (`version`, `truncation` and `padding`), which
-# transformers does not apply either.
+# `version`, `truncation` and `padding` have no effect on prompts; transformers does not apply them either.
 _CHECKED_SEPARATELY = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 

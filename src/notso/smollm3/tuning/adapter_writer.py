@@ -50,7 +50,7 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # Larger errors can occur only if all values are subnormal in F16.
+    # Errors above this bound can occur only if all values are subnormal in F16.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 

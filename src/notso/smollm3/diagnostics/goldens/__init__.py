@@ -128,7 +128,7 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
 
 
 def _deviation(values: Floats) -> float:
-    # Not 0, so that any difference from equal values fails the check instead of dividing by zero.
+    # If all values are equal, a tiny number avoids a division by zero, and every difference fails the check.
     return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 
