@@ -217,7 +217,6 @@ class _RunningRequest:
         self.line = line
         self.request = request
         self.info = info
-        # One generation for each of the request's `n` choices.
         self.generations: list[Generation] = []
 
     @property
@@ -300,7 +299,6 @@ class BatchRun:
         return []
 
     def _write_finished(self) -> list[RequestLine]:
-        # The timeout lets the caller check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._finished_signals.get(timeout=_POLL_SECONDS)
         return self._write_answers([entry for entry in self._running if entry.finished])

@@ -24,7 +24,7 @@ def answers(
     requests_per_call: int,
 ) -> Iterator[str]:
     """Yield answers in order of completion. Raises ClusterError if a worker fails, for example while starting."""
-    # worker_class: called with `options` and `workers` (the number of workers). Returns a function that maps
+    # worker_class: called with `options` and `workers` (the number of workers). Returns a callable that maps
     # {"request": [...]} to {"answer": [...]}.
     # engines: maximum number of engines; None: one per machine.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]

@@ -107,8 +107,8 @@ def _prefer_oom_kill() -> None:
 class ConfinedProcess:
     """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
-    # `arguments` of the Python interpreter name a program. It must call `confine` or `serve_confined` with the same
-    # limits.
+    # `arguments` (of the Python interpreter) name a program, which must call `confine` or `serve_confined` with the
+    # same limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s

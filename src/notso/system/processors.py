@@ -73,7 +73,6 @@ def _core_id(cpu: int) -> tuple[str, str] | int:
 
 
 def _cpu_quota() -> float | None:
-    # Control groups of version 2, or else of version 1.
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return None if quota == "max" else int(quota) / int(period)

@@ -35,7 +35,7 @@ class _Copy:
     log: TurnLog = field(default_factory=TurnLog)
     first: asyncio.Event = field(default_factory=asyncio.Event)  # set on the first content
     check_now: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
-    received: int = 0  # number of messages received
+    received: int = 0
 
     def apply_changes(self, body: Body) -> bool:
         self.received += 1

@@ -63,6 +63,5 @@ def _members(values: list[Any] | tuple[Any, ...], encode: Encode, descent: int) 
 
 
 def _is_flat(value: Any) -> bool:
-    # Flat values are encoded in one step.
     members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return len(members) <= STEP_ITEMS and not any(isinstance(each, Mapping | list | tuple) for each in members)

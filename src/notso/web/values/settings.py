@@ -100,7 +100,6 @@ def _setting(default: Any, *, secret: bool = False, **options: Any) -> Any:
 class Settings:
     """Server settings. Times are in seconds. Raises SettingsError."""
 
-    # Addresses other than loopback require an API key or sign-in; otherwise, UnsafeBindError is raised.
     host: str = _setting(
         "127.0.0.1", help="Address to listen on.", metavar="HOST", variable="NOTSO_HOST", after="model"
     )
@@ -231,10 +230,10 @@ class Settings:
     )
     api_key: str | None = field(default=None, repr=False)  # key that grants access to protected routes
     engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends
-    sign_in_plugin: str | None = None  # plugin that identifies callers
-    sign_in: SignInSettings = field(default_factory=SignInSettings)  # rules for several users
+    sign_in_plugin: str | None = None
+    sign_in: SignInSettings = field(default_factory=SignInSettings)
     max_waiting_turns: int = _setting(32, low=1)  # queue length at which new turns are refused
-    max_message_characters: int = _setting(200_000, low=1)  # of a user's message
+    max_message_characters: int = _setting(200_000, low=1)
     max_answer_characters: int = _setting(262_144, low=1)  # longer answers are stopped
     drain_seconds: float = _setting(10.0, low=0, high=600)  # time limit for running answers on shutdown
     send_timeout_seconds: float = 30.0  # a client that reads nothing for this long is disconnected

@@ -164,7 +164,7 @@ class EngineLink:
         self._end_all_answers("the engine was closed")
 
     def _on_steering_requested(self, number: int) -> None:
-        # The thread that calls `stop` or `answer_now` of the generation must not be blocked.
+        # This runs in the thread that calls `stop` or `answer_now`, which must not be blocked.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
