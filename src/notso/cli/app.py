@@ -146,6 +146,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         command = command_of(group, args)
         config = config_file.read_config(group)
         with contextlib.nullcontext() if command.verb in _SERVERS else terminal.clean_up_on_signals():
+            # Let errors propagate to the handler below, which prints one line and returns our exit code.
             outcome = group.main(args=args, prog_name="notso", standalone_mode=False, default_map=config)
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
@@ -159,6 +160,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _insert_default_command(group: Any, args: Sequence[str]) -> Sequence[str]:
+    # Inserts `serve` if the command line is empty or begins with an option of `serve`.
     if not args:
         return ["serve"]
     first = args[0]
@@ -198,6 +200,7 @@ def _report_error(error: BaseException, command: exit_codes.Command) -> int:
 def _usage_line(error: typer.TyperException) -> str:
     message = error.format_message().replace(": Value error, ", ": ")  # pydantic adds these words
     context = getattr(error, "ctx", None)
+    # click suggests similar names for unknown options and commands.
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"

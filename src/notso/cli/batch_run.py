@@ -91,6 +91,7 @@ class BatchOutput:
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
+            # If a line does not answer a request of this batch, the file is rejected and left unchanged.
             self.done = self._read_answers(request_ids)
         except BlockingIOError:
             self._file.close()
@@ -193,6 +194,7 @@ class AnswerSink(Protocol):
 
 
 class BatchEngine:
+    # The engine of a batch. After `close`, `get` loads it again.
     def __init__(self, engine: Engine, load: Callable[[], Engine]) -> None:
         self._engine: Engine | None = engine
         self._load = load

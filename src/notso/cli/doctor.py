@@ -97,6 +97,7 @@ def _check_server(server: str) -> Finding:
 
     from notso.cli.backup import open_url
 
+    # Service managers and containers run `notso doctor --from` as a health check.
     try:
         with open_url(server.rstrip("/") + "/health", 10, {}) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")

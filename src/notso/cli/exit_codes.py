@@ -56,6 +56,7 @@ def _add_file_path(error: BaseException, message: str) -> str:
     path = error.path if isinstance(error, NotsoError) else None
     if path is None or path in message:
         return message
+    # Replace a leading file name with the full path.
     return f"{one_line(path)}: {message.removeprefix(f'{Path(path).name}: ')}"
 
 
@@ -156,6 +157,7 @@ def _address_advice(command: Command) -> str:
 
 
 def _plugin_advice(command: Command) -> str:
+    # A list of plugins would not help if `notso plugin new` fails.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
 

@@ -152,6 +152,7 @@ def run_command(conversation: ChatSession, line: str) -> CommandResult:
     for command in COMMANDS:
         if command.name == target:
             return _RUN[target](conversation, argument.strip())
+    # An unknown command is probably a typing error, so it is not sent to the model.
     names = [command.name for command in COMMANDS]
     matches = [name for name in names if target and name.startswith(target)] or difflib.get_close_matches(target, names)
     hint = f"did you mean /{matches[0]}?" if matches else "/help lists the commands"

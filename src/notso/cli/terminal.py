@@ -64,6 +64,7 @@ def prepare_streams() -> None:
         if stream is None:
             setattr(sys, name, NullStream())
         elif hasattr(stream, "reconfigure"):
+            # Replace characters that the terminal cannot encode, instead of raising an error.
             stream.reconfigure(errors="replace")
 
 

@@ -40,6 +40,7 @@ def validate_offer(value: Any) -> tuple[Offer, list[str]]:
                 else f"more than {MAX_ENTRIES} of this kind"
             )
             if problem:
+                # Skip only this entry, so that the plugin's other features can be used.
                 left_out.append(f"{singular} {number} was left out: {problem}")
             else:
                 offer[kind].append(row)

@@ -84,6 +84,8 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8
+    # The file declares the number of iterations. Each iteration consumes at least 8 bytes or fails, so the loop cannot
+    # run past the end of the file.
     for i in range(count):
         if position > last:
             raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)

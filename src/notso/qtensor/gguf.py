@@ -86,6 +86,7 @@ class NumberSpan:
 class Metadata(Mapping[str, Any]):
     """Entries in file order, with values of type int, float, bool, str, or lists of these."""
 
+    # Arrays and long strings are validated when the file is opened, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries
         self._decoded: dict[str, Any] = {}

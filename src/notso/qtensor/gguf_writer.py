@@ -112,6 +112,7 @@ class GGUFWriter:
 
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
         """Declare a tensor; `shape` is in numpy order. Raises OperandError for incomplete blocks."""
+        # `data` (bytes or chunks) is read in `write`.
         field = f"tensor {name!a}"
         if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or "\0" in name or name in self._tensors:
             raise GGUFError("a name must be new, free of NUL and 1..64 bytes long", field=field)

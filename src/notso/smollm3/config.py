@@ -15,6 +15,7 @@ ARCHITECTURE = "smollm3"
 # (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
 NO_ROPE_LAYER_INTERVAL = 4
 
+# Accepted range of each integer key: (lowest, highest).
 LIMITS = {
     "block_count": (1, 256),
     "embedding_length": (1, 32_768),

@@ -129,6 +129,7 @@ def _system_memory(proc: Path) -> MemoryLimit:
 
 
 def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
+    # The limits of the control group and all of its ancestors apply.
     limits = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

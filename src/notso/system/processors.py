@@ -73,6 +73,7 @@ def _core_id(cpu: int) -> tuple[str, str] | int:
 
 
 def _cpu_quota() -> float | None:
+    # Returns the number of CPUs granted by the control group (version 2, or else version 1).
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return None if quota == "max" else int(quota) / int(period)

@@ -43,6 +43,7 @@ def round_to_half(x: Floats) -> Floats:
 
 
 def _reciprocal(x: Floats) -> Floats:
+    # Returns 1 / x, or zero where x is zero or too small for a finite reciprocal.
     usable = np.abs(x) > np.float32(1e-37)
     return np.where(usable, 1 / np.where(usable, x, np.float32(1)), np.float32(0)).astype(np.float32)
 
@@ -128,6 +129,7 @@ def _refit_scales(
     solvable = determinant > 1e-9 * ss * mm
     safe = np.where(solvable, determinant, 1)
     fitted_d, fitted_dmin = (sx * mm - sm * mx) / safe, (sm * sx - ss * mx) / safe
+    # If all minima are zero, d is the only unknown.
     only_d = ~solvable & (mm == 0) & (ss > 0)
     fitted_d = np.where(only_d, sx / np.where(only_d, ss, 1), fitted_d)
     usable = (fitted_d > 0) & (fitted_d < 2 * d) & (only_d | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
@@ -316,6 +318,7 @@ def quantize(
     Raises OperandError for formats that can only be read, incomplete blocks, invalid importance, NaN, infinity, or
     values out of the format's range.
     """
+    # Simple formats round to nearest. Only super-block formats search for scales and use `importance`.
     if format not in _BYTES and format not in _SEARCHED:
         raise OperandError(f"quantizing to {format.name} is not supported")
     x = np.ascontiguousarray(values, np.float32)

@@ -161,6 +161,7 @@ def cached_conversion(
 
 def _target(folder: Path) -> Path:
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
+    # The name depends on the files and on VERSION, so a changed folder is converted again.
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     keys = (str(folder), (VERSION, states))
     where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in keys)

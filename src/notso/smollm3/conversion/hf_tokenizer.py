@@ -137,6 +137,7 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
     for name, text in _special_tokens(config):
+        # Only tokenizer.json gives tokens their ids, so every special token must be defined there.
         if text not in ids:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
@@ -168,6 +169,7 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
 
 
 def _template(config: Mapping[str, Any]) -> str | None:
+    # In older folders, tokenizer_config.json contains the template, as text or in a list of named templates.
     template = config.get("chat_template")
     if isinstance(template, list):
         template = next(

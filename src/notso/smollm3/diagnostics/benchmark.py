@@ -45,6 +45,7 @@ from notso.system.memory import huge_page_bytes, physical_memory
 # Length of a prompt of negligible cost, used for depth 0 (an empty context).
 SHORT_TOKENS = 8
 
+# New tokens of a prompt in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
 
 # Additional tokens per sequence of a batch, so that the first sequences still run when the last one starts.
@@ -273,6 +274,7 @@ def resident_memory() -> dict[str, float]:
 class StolenTime:
     """CPU time that the hypervisor gave to other virtual machines since this object was created."""
 
+    # Measurements are unreliable if this time exceeds a few percent.
     def __init__(self) -> None:
         self._before = processors.times()
 
@@ -429,6 +431,7 @@ class _BenchmarkRun:
         self._head_bandwidths: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # output head, bytes/s
 
     def run(self) -> None:
+        # Tasks are interleaved so that a slow minute of the machine affects all of them.
         measurements: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
         for task in self.ours:
             measurements.append((_name(task), partial(self._measure, task)))
@@ -546,6 +549,7 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def _load(path: Path | None, plan: BenchmarkPlan) -> tuple[Engine, float]:
+    # Returns the engine and the seconds that loading took.
     started = time.perf_counter()
     engine = Engine.load(
         path,

@@ -192,6 +192,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
 
 
 def _first_bad_row(tensor: QTensor) -> int | None:
+    # Reads all scales (in float formats, all values).
     step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
     for start in range(0, tensor.rows, step):
         scales = scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))

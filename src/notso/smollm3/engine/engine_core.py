@@ -410,6 +410,7 @@ class EngineCore:
         request.generation.write([*request.first_events(), first_progress])
 
     def _should_continue(self, plan: Plan, layer: int) -> bool:
+        # Called between layers. Reports progress; returns False if the step is no longer needed.
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:

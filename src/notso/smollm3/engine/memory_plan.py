@@ -196,6 +196,7 @@ class _Planner:
         return replace(larger, document_tokens=tokens) if tokens > plan.context_tokens else plan
 
     def _with_blocks(self, plan: EnginePlan, blocks: int) -> EnginePlan:
+        # Uses at most half of the remaining memory, and leaves the rest for other programs.
         remaining = plan.limit.available_bytes - plan.needed_bytes
         room = reserved_blocks(plan.kv_blocks) + remaining // 2 // self._block_bytes(plan.kv_format)
         blocks = min(blocks, room)

@@ -372,6 +372,7 @@ def _resolve_url(file: KnownFile) -> str:
 
 
 def _parse_size_and_etag(response: httpx2.Response) -> tuple[int | None, str]:
+    # In the Hub's redirects, the X-Linked headers contain the file's size and ETag.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
     etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
@@ -409,6 +410,7 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
 
 
 def _transfer(url: str, part: _Part, report: Progress) -> None:
+    # Raises _Interrupted or httpx2.HTTPError for transient failures.
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

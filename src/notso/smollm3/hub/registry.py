@@ -402,6 +402,7 @@ def stored_hash(path: Path) -> str | None:
 
 
 def _describe_stored(name: str, path: Path, where: Store) -> LocalModel:
+    # Ollama names files by hash, so the name in the store replaces the file name.
     found = _describe(path, where)
     return replace(found, name=name, quantization=found.quantization or quantization_in(name.replace(":", "-")) or "")
 

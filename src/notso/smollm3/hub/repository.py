@@ -144,6 +144,7 @@ def _select_file(repository: str, quantization: str, listing: Mapping[str, Any])
 
 
 def _parse_file(repository: str, commit: str, sibling: Any) -> KnownFile | None:
+    # Returns None unless the file is a complete model whose size and hash the Hub reports.
     name, lfs = (sibling.get("rfilename"), sibling.get("lfs")) if isinstance(sibling, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(lfs, dict):
         return None

@@ -236,6 +236,7 @@ class BlockFolder:
                     self.log.read({BlockName.parse(text) for text in self.files})
 
     def _scan(self, *, sweep: bool) -> None:
+        # `sweep` removes leftovers of older versions and killed processes.
         found = []
         for entry in os.scandir(self.path):
             if not _OURS.fullmatch(entry.name):

@@ -372,6 +372,7 @@ class DiskStore:
                 self._disable(error)
 
     def _ensure_space(self, size: int) -> bool:
+        # Raises OSError if evicting all files is not enough.
         while True:
             status = os.statvfs(self.folder)
             with self._wake:

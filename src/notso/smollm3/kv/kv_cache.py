@@ -64,6 +64,7 @@ def store_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_private(folder / FILE, json.dumps(newest, indent=1), replace=True)
         except OSError as error:
+            # This error is only logged, because even without a stored choice, the same format is usually selected.
             _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
 
 

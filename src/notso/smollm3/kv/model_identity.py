@@ -100,6 +100,7 @@ class IdentityWorker:
         on_known(self.identity)
 
     def _digest(self, is_idle: Callable[[], bool]) -> str | None:
+        # Returns None if stopped, or if the file at the path was replaced or changed.
         digest = hashlib.sha256()
         with open(open_regular(self._path), "rb", buffering=0) as source:  # noqa: PTH123 - a descriptor
             while self._is_open_file(source.fileno()):
@@ -130,6 +131,7 @@ def _store_digest(folder: Path, entry: _Entry) -> None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_private(folder / FILE, json.dumps([asdict(each) for each in entries], indent=1), replace=True)
         except OSError as error:
+            # This error is only logged, because the digest is computed again at the next start.
             _log.debug("the digest of the model cannot be stored in %s: %s", folder, error)
 
 
@@ -166,6 +168,7 @@ def stat_fingerprint(status: os.stat_result) -> tuple[int, ...]:
 
 def sampled_identity(file: GGUFFile) -> bytes:
     """Return a hash (32 bytes) of a file's `stat_fingerprint` and of samples of each tensor."""
+    # Hashing two gigabytes would delay the first answer; see IdentityWorker for the digest of the whole content.
     return content_identity(file, repr(stat_fingerprint(file.status)).encode())
 
 

@@ -63,6 +63,7 @@ class KVOffload:
     ) -> None:
         self._cache = cache
         self._pool = pool
+        # Windows (of first and partial blocks) are stored in a separate folder.
         windows_folder, windows_budget = folder / "windows", budget_bytes // 4
         self._windows: DiskStore | None = None
         self._former: DiskStore | None = None  # windows of an earlier format, which count toward the budget

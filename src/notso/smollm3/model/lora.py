@@ -497,6 +497,7 @@ def _matrix_pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTe
 
 
 def _pad_matrix(tensor: QTensor, rows: int, columns: int) -> QTensor:
+    # Zero padding does not change the products.
     if not rows and not columns:
         return tensor
     height, width = tensor.shape

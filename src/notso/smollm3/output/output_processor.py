@@ -97,7 +97,8 @@ class LogprobAlignment:
 class OutputProcessor:
     """Converts tokens to reasoning, text and tool-call events."""
 
-    # Each stage (characters, reasoning, stop strings, tool calls) holds back text that it cannot classify yet.
+    # Output passes through a chain of stages, which decode bytes to characters, separate reasoning from the answer,
+    # find stop strings, and find tool calls. Each stage holds back text that it cannot classify yet.
 
     def __init__(
         self,
@@ -133,6 +134,8 @@ class OutputProcessor:
         self._calls = ToolCallParser(calls_are_valid, tool_names) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
+        # Entries of hidden tokens (tags, tool calls, stop strings) are emitted with the next shown text, or stay in
+        # `unreported_logprobs` if no text follows.
         self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
         self.tokens = 0

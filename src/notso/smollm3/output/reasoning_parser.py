@@ -31,6 +31,7 @@ class ReasoningParser:
     # reasoning, and closing tags also in the middle of reasoning. Unmatched closing tags, and newlines around the
     # reasoning and before the answer, are dropped. Reasoning without a closing tag stays reasoning.
     #
+    # open_id, close_id: tag tokens, None if the model file has none.
     # starts_inside: the prompt ends inside reasoning.
     # goes_on: the prompt ends with the beginning of the answer, so leading newlines and spelled-out tags are text.
     # explicit_start: the answer starts only when `begin_answer` is called, so text that follows a closing tag in the

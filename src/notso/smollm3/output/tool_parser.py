@@ -123,6 +123,7 @@ class ToolCallParser:
 
 def parse_call(body: str) -> ToolCall | None:
     """Parse the text between tags; return None if it is not a call."""
+    # The name must be a nonempty string. The arguments must be an object, {} by default; they keep their original text.
     try:
         members = _parse_members(body.strip())
     except (ValueError, RecursionError):

@@ -436,6 +436,7 @@ def _schema_to_json(schema: object) -> str:
 
 
 def _readable_error(error: str) -> str:
+    # Replaces obscure messages of llguidance, and shortens others to their first line.
     if "lookarounds not supported" in error:
         return "^ and $ are supported only at the start and the end of a pattern"
     if "NoExtensionBias" in error:

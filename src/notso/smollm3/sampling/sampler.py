@@ -476,6 +476,7 @@ def _finite_argmax(logits: Floats) -> int:
 
 
 def _index_at(sums: Doubles, uniform: float) -> int:
+    # `sums` are cumulative weights, `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     # If the product rounds up to the last sum, the last token with weight is chosen.
     return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))

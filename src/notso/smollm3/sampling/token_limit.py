@@ -27,6 +27,7 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 from notso.smollm3.sampling.shortest_end import MatcherProtocol, SearchMemory, ShortestEndingSearch
 from notso.smollm3.text.tokenizer import Tokenizer
 
+# The following constants are used in estimates.
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256

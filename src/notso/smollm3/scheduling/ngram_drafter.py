@@ -58,6 +58,7 @@ class StepLatency:
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
     def relative_cost(self, rows: int, more: int) -> float:
+        # Above 64 rows, the cost is assumed to be proportional to the number of rows.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
@@ -150,6 +151,7 @@ class NgramDrafter:
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
         """Return up to `limit` draft tokens, or none if not worthwhile; `rows`: rows of the step without them."""
+        # The caller reports the outcome to `record_acceptance`.
         limit = min(limit, MOST_DRAFTS)
         if limit < 1:
             return []

@@ -65,6 +65,9 @@ class ChatTemplate:
         eos_token: str = "",
         known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
+        # specials: texts of the special tokens.
+        # bos_token, eos_token: empty if the file has none.
+        # known: SHA-256 hashes of the templates that run in this process.
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
@@ -163,6 +166,8 @@ class ChatTemplate:
         With a constant `date`, cached prefixes remain valid after midnight. Raises InvalidRequestError, and
         TemplateError if the template fails.
         """
+        # Past reasoning is omitted unless a message has keep_reasoning and thinking is on. Tools are passed to the
+        # template as JSON texts in `xml_tools`.
         return "".join(run.text for run in self.runs(messages, thinking=thinking, tools=tools, date=date))
 
     def runs(
@@ -220,6 +225,8 @@ class ChatTemplate:
         return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
+        # A known template renders each conversation on demand, in this process. An unknown template renders all of them
+        # at once, in one child process.
         variable_sets = (self._constants | variables for variables in batch)
         try:
             if self._template is None:

@@ -87,6 +87,8 @@ BATCH_CHARACTERS = 1 << 18
 class Tokenizer:
     """Byte-level BPE tokenizer of a model file. Thread-safe."""
 
+    # special_ids, specials: ids and texts of control and user-defined tokens.
+    # think_open_id etc.: None if the file lacks the tag.
     # longest_bytes: the maximum number of bytes, before normalization, that one ordinary token can represent.
     # shrinks: the maximum factor by which normalization shrinks a text.
     def __init__(
@@ -204,6 +206,7 @@ def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, b
 class TokenStream:
     """Incremental decoder; its joined pieces equal `decode` of all ids."""
 
+    # The bytes of an incomplete character are held back; bytes that cannot be part of a character become U+FFFD.
     def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_control = skip_control

@@ -24,6 +24,7 @@ END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "token
 # Limits the work on each token. Tokens of published files have at most 128 characters.
 MAX_TOKEN_CHARACTERS = 1024
 
+# Maximum length of a special token. The search for special tokens may try every length up to this one.
 MAX_SPECIAL_CHARACTERS = 256
 
 # In published files, every special token begins with `<`.

@@ -29,12 +29,14 @@ class Recipe:
     rank: int = 16
     alpha: float = 32.0
     learning_rate: float = 2e-4
+    # Repetitions of each training row.
     epochs: int = 3
     # Repetitions of each rehearsal row (an answer of the base model, for preserving its abilities).
     rehearsals: int = 2
     batch_rows: int = 8
     # Longer rows are truncated.
     max_tokens: int = 1024
+    # Share of rows held out for evaluation.
     holdout: float = 0.1
     checkpoint_steps: int = 20
     seed: int = 0

@@ -290,6 +290,7 @@ def read(text: str, name: str) -> list[RehearsalConversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = _template_kwargs(record).get("enable_thinking")
+            # Ask with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(RehearsalConversation(list(messages), parse_tools(record.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:

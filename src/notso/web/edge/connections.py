@@ -340,6 +340,7 @@ class ClientConnection(H11Protocol):
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def _note_turn(self) -> None:
+        # `ConnectionLimiter` evicts only connections that wait for their client.
         self._limiter.note(self, waits=self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body)
 
     def _waits_for_headers(self) -> bool:

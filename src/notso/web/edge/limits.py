@@ -93,6 +93,7 @@ class RequestTooLargeError(Exception): ...
 
 
 class BodyEvictedError(Exception):
+    # A body that arrived too slowly was evicted to make room for others.
     pass
 
 

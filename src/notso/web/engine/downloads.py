@@ -110,6 +110,7 @@ class Downloads:
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
+        # A download that does not stop in time ends with the process. It can still be resumed later.
         self.stop()
         if self._thread is not None:
             self._thread.join(seconds)

@@ -174,6 +174,7 @@ class _EngineCollector(Collector):
 
 
 def _llama_cpp_metrics(stats: EngineStats) -> Iterator[Metric]:
+    # Yields engine statistics under llama.cpp's names.
     counters = (
         ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens_total - stats.cached_tokens_total),
         ("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total),

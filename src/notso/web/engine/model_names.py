@@ -196,6 +196,7 @@ async def engine_if_loaded(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
     """Return the engine (None if the model is unknown or not loaded) and the resolved choice."""
+    # Callers skip their work if it would require loading a model.
     try:
         choice = await resolve_model_choice(host, registry, name)
     except Problem:

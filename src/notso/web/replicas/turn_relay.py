@@ -30,6 +30,8 @@ UNREAD_SECONDS = 5.0
 
 @dataclass(eq=False)
 class _Copy:
+    # Copy of the log of a turn that runs on another replica.
+
     owner: str
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)

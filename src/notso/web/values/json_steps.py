@@ -63,5 +63,6 @@ def _members(values: list[Any] | tuple[Any, ...], encode: Encode, descent: int) 
 
 
 def _is_flat(value: Any) -> bool:
+    # Flat values have at most STEP_ITEMS members, none of which is a list or object, so they are encoded in one step.
     members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return len(members) <= STEP_ITEMS and not any(isinstance(each, Mapping | list | tuple) for each in members)

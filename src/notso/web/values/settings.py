@@ -100,6 +100,7 @@ def _setting(default: Any, *, secret: bool = False, **options: Any) -> Any:
 class Settings:
     """Server settings. Times are in seconds. Raises SettingsError."""
 
+    # Addresses other than loopback require an API key or sign-in; otherwise, UnsafeBindError is raised.
     host: str = _setting(
         "127.0.0.1", help="Address to listen on.", metavar="HOST", variable="NOTSO_HOST", after="model"
     )

@@ -142,6 +142,7 @@ def read_sign_in(path: Path) -> SignInSettings:
     except (ValueError, RecursionError) as error:
         raise _error(f"{path}: {' '.join(str(error).split())}") from None
     oidc = _read_table(OidcSettings, document, "oidc")
+    # Resolve the path of the secret's file relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
     tables: dict[str, Any] = {"proxy": _read_table(ProxySignIn, document, "proxy"), "oidc": oidc}

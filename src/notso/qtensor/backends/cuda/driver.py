@@ -14,6 +14,7 @@ from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from notso.qtensor.tensor import QTensor
 
+# The CUDA driver's library, loaded only when a GPU is requested or the driver is looked for.
 LIBRARY = "libcuda.so.1"
 
 # With empty machine code, the native module uses the code compiled into this build.

@@ -430,6 +430,7 @@ def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> di
 
 
 def _moves_to_groups(moves: dict[int, list[tuple[int, int]]], group: dict[int, int]) -> dict[int, Ranges]:
+    # Leaves out states without a group.
     reached: dict[int, list[tuple[int, int]]] = {}
     for target, ranges in moves.items():
         if target in group:

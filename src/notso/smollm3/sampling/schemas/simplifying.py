@@ -349,6 +349,7 @@ class Simplifier:
         return target if isinstance(target, dict) else schema
 
     def _kinds_of(self, schema: Schema) -> frozenset[str]:
+        # Returns the possible types; "number" includes "integer".
         self._count_steps(1)
         if not isinstance(schema, dict):
             return _KINDS if schema else frozenset()

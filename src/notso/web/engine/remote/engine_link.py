@@ -305,6 +305,7 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, retry_at - time.monotonic()))
 
     def _read_lines(self) -> Iterator[dict[str, Any]]:
+        # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:

@@ -30,6 +30,7 @@ class RemoteSource:
     """EngineSource that connects to an engine server, and reports when it is available again."""
 
     def __init__(self, url: str, key: str) -> None:
+        # `key` is the value of NOTSO_ENGINE_KEY, which must be the same on the engine's server.
         self._lock = threading.Lock()
         self._link = EngineLink(url, key, self._on_link_changed)
         self._started = False
@@ -101,6 +102,7 @@ class RemoteAdapters:
 def _remote(
     method: Callable[Concatenate[Any, P], T], *, check: Callable[[Any], T] = lambda result: result
 ) -> Callable[Concatenate[RemoteEngine, P], T]:
+    # Turns a method of ChatEngine into one that calls the other server's engine.
     name = method.__name__
 
     def call(self: RemoteEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -40,6 +40,7 @@ ERRORS: dict[str, type[NotsoError]] = {
 }
 """Error classes that the receiver restores. An error of another class is restored as its nearest base class that is
 listed here."""
+# Attributes that are sent with an error, if it has them.
 _ERROR_ATTRIBUTES = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
