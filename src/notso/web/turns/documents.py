@@ -128,7 +128,7 @@ async def prompt_documents(
     if not documents:
         return instructions_only
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
-    # Whole documents at the head are a fixed prefix, for which the engine may have a longer context.
+    # Documents at the head are a fixed prefix. The engine may have a longer context for a fixed prefix.
     max_tokens = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
     free_tokens = max_tokens - max(LEAST_FREE_TOKENS, max_tokens // 4)
     texts = await _texts_that_fit(store.documents, owner, documents, free_tokens, engine)
@@ -217,7 +217,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    # Returns as many of the hits as fit, and then as many of the passages next to them.
+    # Returns the hits that fit, and then the passages next to them that fit.
     found = [(hit.document.id, hit.number) for hit in hits]
     neighbors = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()

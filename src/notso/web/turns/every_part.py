@@ -93,7 +93,7 @@ async def build_part_requests(
 
 
 def _split_text(text: DocumentText, max_tokens: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
-    # The error of the estimate depends on language and vocabulary, so calibrate the estimate with a sample.
+    # Calibrate the estimate with a sample, because its error depends on the language and the vocabulary.
     sample = text.text[:SAMPLE_CHARACTERS]
     initial_estimate = int(max_tokens * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
     found = list[tuple[Passage, int]]()

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from html import escape
 
-# Events are encoded here and sent by a plain StreamingResponse, because FastAPI's own producer for generator routes
-# ends with an unhandled exception group if a client disconnects in the middle of an event.
+# Events are encoded here and sent by a plain StreamingResponse. FastAPI's own event routes end with an unhandled
+# exception group if a client disconnects in the middle of an event.
 from fastapi.sse import format_sse_event
 
 from notso.web.rendering.extensions import translate_labels
@@ -132,7 +132,7 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
 
 
 def _next_events(message_id: str, log: TurnLog, position: ReaderPosition) -> tuple[bytes, ReaderPosition]:
-    # Encode the events once for all readers at this position whose pages have the same language.
+    # Readers with the same position and page language share the encoded events.
     key = position, language.get()
     if key not in log.encoded:
         if len(log.encoded) == MAX_ENCODED:
@@ -146,9 +146,8 @@ def _encode_update(message_id: str, log: TurnLog, position: ReaderPosition) -> t
     status = update.status
     is_new_phase, events = position.phase != status.phase, list[bytes]()
     if is_new_phase and position.phase is not None:
-        # Send this event before the first words of the new phase, so that the page collapses the reasoning while there
-        # is nothing below it that would move. The event has the number of the previous update, because this update has
-        # not been sent yet.
+        # Send the new phase before its first words, so that the page collapses the reasoning while nothing is below it.
+        # The event has the previous update's number, because this update has not been sent yet.
         events.append(_named_event("status", message_id, position.number, state=status.phase, label=status.label))
     announcement = announcement_html(status.phase, log.words) if is_new_phase else ""
     if position.number != update.number or position.phase is None:
@@ -172,7 +171,7 @@ async def feed_events(
     *,
     numbered: bool = True,  # False for events within another numbered stream
 ) -> AsyncIterator[bytes]:
-    # The first check includes changes made in this tab, because the page may have been rendered before such a change.
+    # The first check includes this tab's own changes, because they may be newer than the page.
     revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
     while not feed.closed:

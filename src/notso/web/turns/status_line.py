@@ -100,7 +100,6 @@ class StatusLine:
         self.dropped_messages = 0
         self._omitted_messages = omitted_messages  # messages omitted from the request; the engine may drop more
         self._requested_at = requested_at
-        # Reasoning of earlier requests of the same answer.
         self._reasoning_before_s, self._reasoning_tokens_before = reasoning_before_s, reasoning_tokens_before
         self._queue_place = 0
         self._prefill_eta = PrefillEta()
@@ -121,7 +120,6 @@ class StatusLine:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
     def next_round(self, now: float) -> StatusLine:
-        # Count the reasoning before the tool calls, too.
         after = StatusLine(
             now,
             reasoning_before_s=self.thinking_s,
@@ -262,7 +260,7 @@ class PrefillEta:
         if left is not None and self._last_estimate is not None:
             expected = max(0.0, self._last_estimate[1] - (now_s - self._last_estimate[0]))
             slower = left > SLOWER_BY * expected and left > expected + SHORTEST_SHOWN_S
-            left = left if slower else min(left, expected)  # the time grows only if `slower` is set
+            left = left if slower else min(left, expected)
         if left is not None:
             self._last_estimate = (now_s, left)
         new = total - progress.cached_tokens
@@ -289,5 +287,5 @@ class PrefillEta:
         slope = 0.0
         if spread > 0:
             slope = sum((at - middle) * (seconds - cost) * tokens for at, seconds, tokens in self._chunks) / spread
-        slope = max(0.0, slope)  # the cost never falls with the position: a negative slope is noise
+        slope = max(0.0, slope)  # a negative slope is noise
         return (total - done) * (cost + slope * ((done + total) / 2 - middle))

@@ -13,7 +13,7 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    message: StoredMessage  # first the stored answer, which is continued if partial; in the end, the answer to store
+    message: StoredMessage  # at first the stored answer, which may be partial; in the end, the answer to store
     request: Request  # asks for the whole answer
     trace: AnswerTrace  # as stored
     offer: ToolOffer | None = None
@@ -21,7 +21,7 @@ class Turn:
     parts: tuple[DocumentPart, ...] = ()  # requests that replace `request`
     hurry: bool = False  # whether to end unfinished reasoning at once
     omitted_messages: int = 0  # number of messages omitted from `request`
-    last_usage: Usage | None = None  # usage of the last engine request
+    last_usage: Usage | None = None
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # whether generation must stop, for any reason
     interrupted: bool = False  # whether generation must stop because of a shutdown or a lost lease

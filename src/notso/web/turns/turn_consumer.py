@@ -61,7 +61,7 @@ class TurnConsumer:
         unfinished = self._recorder if self._recorder is not None and self._recorder.is_within_run else None
         begun = message_before_run(unfinished.last, turn.message) if unfinished is not None else turn.message
         self.calls = ToolCalls(turn.offer, begun.tool_uses, self._show_call, may_repeat=not turn.is_taken_over)
-        self.running = running  # current engine request
+        self.running = running
         self.finish_reason: FinishReason | None = None
         self._store = store
         self._renderer = renderer
@@ -197,7 +197,6 @@ class TurnConsumer:
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
     async def _continue_on_next_engine(self, recorder: TraceRecorder) -> bool:
-        # The engine is lost. The next engine that is loaded continues the answer after the tokens generated so far.
         logger.warning("another engine continues an answer: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
@@ -211,7 +210,6 @@ class TurnConsumer:
         return await self._follow_engine()
 
     def _resend_last_run(self, recorder: TraceRecorder, running: RunningRequest) -> None:
-        # Sends the last engine request again, with the tokens generated so far.
         run, message = recorder.last, self._replaying or self.turn.message
         self._replaying, self.running = message, running
         request = replay_request(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
@@ -295,11 +293,10 @@ class TurnConsumer:
             await running.begin(submit, model=model)
             if saving is not None:
                 await saving
-            # Consume events without waiting for rendering, which is paced separately.
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # Save the first new token at once, because it resets `tries`, and a later token may crash the
-                    # process again.
+                    # The first new token resets `tries`. Save it at once, because a later token may crash the process
+                    # again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.consume(events[:first])
                     if first:

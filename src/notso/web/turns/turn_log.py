@@ -25,8 +25,8 @@ SECONDS_FOR_READER = 0.002
 """With N readers, two updates are at least N times this many seconds apart, so that many readers do not slow down the
 model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""Exceeds the number of changes in any log. A log that continues another process's log starts at the next multiple of
-this."""
+"""Larger than the number of changes in any log. If a log continues the log of another process, its numbers start at
+the next multiple of this number."""
 CARD_MARK = "<!--tool-->"
 """Marks the place of a tool card in stored HTML. Other HTML is sanitized, so it contains no comments."""
 

@@ -265,6 +265,6 @@ class Turns:
 
     def _discard_finished(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # Cancel the timer, too. A busy server would otherwise have thousands of timers within KEEP_FINISHED_SECONDS.
+        # Without this, a busy server would have thousands of timers within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()
