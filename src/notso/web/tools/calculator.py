@@ -259,8 +259,8 @@ def _format_number(number: _Number) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    # Return the number of decimal places of a reduced fraction with this denominator, or None if it is infinite or
-    # above MAX_DECIMALS.
+    # Returns the number of decimal places of a reduced fraction with this denominator, or None if there are infinitely
+    # many or more than MAX_DECIMALS.
     return next((places for places in range(MAX_DECIMALS + 1) if 10**places % denominator == 0), None)
 
 

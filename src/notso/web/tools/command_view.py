@@ -46,7 +46,6 @@ class CommandView:
         """Return the page's own commands, those of plugins, and those of MCP servers."""
         own = commands_of("page")
         taken = {command.name for command in own}
-        # A plugin cannot replace a command of the page.
         added = (
             SlashCommand(
                 name,

@@ -168,7 +168,6 @@ def _default(kind: Kind, value: Any, choices: tuple[tuple[str, str], ...]) -> An
 
 
 def _value(form_field: Field, name: str, form: Mapping[str, str]) -> Value | None:
-    # Raises Problem.
     if form_field.kind == "boolean":
         return name in form
     if form_field.kind == "choices":

@@ -130,7 +130,7 @@ async def _read(response: httpx2.Response) -> tuple[str, str]:
 
 def _decode(body: bytes, charset: str) -> str:
     try:
-        # Avoid the punycode codec: it takes quadratic time, and MAX_BYTES would block the event loop for minutes.
+        # The punycode codec takes quadratic time: a page of MAX_BYTES would block the event loop for minutes.
         is_label = codecs.lookup(charset).name == "punycode"
         return body.decode("utf-8" if is_label else charset, "replace")
     except (LookupError, ValueError):  # an unknown codec, or one that cannot replace errors, such as idna

@@ -198,7 +198,6 @@ def _parse_file(path: Path, text: str) -> Any:
 
 
 def _find_servers(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[SkippedItem]]:
-    # Raises SettingsError if `content` has an unsupported structure.
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
     notes = [_duplicate_key_note(each) for each in duplicate_keys(content)]

@@ -151,7 +151,6 @@ class McpServer:
     async def _request(
         self, operation: str, send: Callable[[Client], Awaitable[T]], ask: Ask | None = None, *, is_retry: bool = False
     ) -> T:
-        # Raises ToolError.
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.title} is not running: {self.failure}")
         client, transport = self._client, self._transport
