@@ -170,7 +170,7 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     inline = state.push("inline", "", 0)
     inline.content, inline.map, inline.children = (title or _WORDS["details"]).strip(), [start, first], []
     state.push("summary_close", "summary", -1)
-    # Parse the lines inside <details> as blocks that end before the closing tag.
+    # Parse only the lines between the opening and the closing tag.
     outside, kind = state.lineMax, state.parentType
     state.lineMax, state.parentType = last, "root"
     state.md.block.tokenize(state, first, last)

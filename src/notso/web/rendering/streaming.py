@@ -32,10 +32,10 @@ class StreamingMarkdown:
     """Renders growing text. Within the limits, the final result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        # Complete blocks are charged to the message's budget. Finding the blocks and rendering the tail, which happen
-        # at each update, are not charged, but limited to TICK_SECONDS each. If rendering the tail takes longer, the
-        # tail is shown as plain text until its block ends. If finding the blocks takes longer, the search is repeated
-        # only after the text to search has doubled.
+        # Only rendering complete blocks is charged to the message's budget. At each update, finding the blocks and
+        # rendering the tail may take TICK_SECONDS each. If rendering the tail takes longer, the tail is shown as plain
+        # text until its block ends. If finding the blocks takes longer, the next search waits until the text has
+        # doubled.
         self._budget = budget or Budget()
         self._text = ""
         self._cr = ""  # a trailing CR, which may be followed by LF
@@ -83,7 +83,6 @@ class StreamingMarkdown:
         return html
 
     def _close_plain(self) -> str:
-        # The budget is exhausted, so complete paragraphs are sent as plain text.
         end = self._text.rfind("\n\n", self._closed_to)
         text = self._text[self._closed_to : max(end, self._closed_to)].strip("\n")
         self._closed_to = max(end, self._closed_to)
