@@ -68,7 +68,7 @@ class Accounts:
 
     async def start(self) -> None:
         await self.store.open()
-        # Write usage every FLUSH_SECONDS, because a killed server loses usage that is not written.
+        # A killed server loses the usage that is not written yet.
         self._task = asyncio.create_task(self._write_periodically())
 
     async def _write_periodically(self) -> None:

@@ -46,7 +46,8 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    # `notso keys remove proxy:ann` must remove the user with this id, so no key may have such a name.
+    # In `notso keys remove proxy:ann`, the name must mean the user with this id, so no key may have a name of this
+    # form.
     is_user = name.startswith(("key:", "proxy:", "oidc:"))
     return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip() and not is_user
 
