@@ -81,8 +81,8 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
         self._open_requests = 0
 
     def _accept_incoming(self, message: JSONRPCMessage) -> bool:
-        # Reduce lists of tools, and return whether to pass the message on to the library. Drop all notifications,
-        # because progress, log records and changes of lists are not used.
+        # Returns whether to pass the message on. Notifications are dropped, because progress, log records and changes
+        # of lists are not used.
         if isinstance(message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
@@ -243,8 +243,8 @@ def remove_url_elicitation(message: JSONRPCMessage) -> None:
 
 def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
     """Reduce listed tools to the used fields. Remove and return tools with an unusable name or schema."""
-    # The library would reject a whole list because of one such tool. It would also match results against regular
-    # expressions in `outputSchema`, which can take unlimited time.
+    # The library would reject a whole list because of one unusable tool. It would also match results against the
+    # regular expressions in `outputSchema`, which can take unlimited time.
     tools = result.get("tools")
     if not isinstance(tools, list):
         return []
