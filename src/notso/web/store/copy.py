@@ -134,7 +134,6 @@ async def _copy_access(source: str, target: str) -> tuple[CopiedTable, ...]:
                 await each.open()
         if from_access is not None:
             if to_access is None:
-                # Create access.db in the target only if the source has an access store.
                 to_access = SQLiteAccessStore(Path(target))
                 closing.push_async_callback(to_access.close)
             return await _copy_in_transaction(from_access, to_access, ACCESS_TABLES)

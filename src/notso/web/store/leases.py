@@ -36,7 +36,7 @@ class LeaseKeeper:
         self.at_taken: Callable[[Orphan], None] | None = None
         self._store = store
         self._turns = turns
-        self.failing = False  # whether the last heartbeat failed
+        self.failing = False
         self.leaving = False  # whether this process is stopping and must not take over turns
         self._beating: asyncio.Task[None] | None = None
 

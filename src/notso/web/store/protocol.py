@@ -190,8 +190,8 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    # Number of attempts to generate the answer, counted from the one that produced the latest token or part (see
-    # `parts`).
+    # Number of attempts to generate the answer since the latest new token or part (see `parts`), including the attempt
+    # that produced it.
     tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
@@ -561,7 +561,7 @@ class ChatStore(Protocol):
 
     async def purge(self, seconds: float) -> int:
         """Delete the trash entries that this process first saw at least `seconds` ago, and return their number."""
-        # `documents.stale()` then returns the caches of the deleted conversations.
+        # After `purge`, `documents.stale()` returns the caches of the deleted conversations.
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat. Messages must follow their parents."""

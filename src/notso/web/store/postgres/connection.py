@@ -101,10 +101,10 @@ class PostgresDatabase(Database):
 
     def prepare_bulk_copy(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
-        # A copy between databases leaves each transaction idle while it accesses the other database.
+        # During a copy, each transaction is idle while the other database is accessed.
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
-    # ---- search index: rows are deleted with their chat or message (ON DELETE CASCADE)
+    # Rows of the search index are deleted with their chat or message (ON DELETE CASCADE).
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
         self.execute("DELETE FROM indexed WHERE chat_id = ? AND owner = ? AND message_id IS NULL", (chat_id, owner))
@@ -127,8 +127,6 @@ class PostgresDatabase(Database):
         sql = "SELECT word FROM ts_stat(format('SELECT words FROM indexed WHERE owner = %%L', ?::text))"
         for row in self.execute(sql, (owner,)):
             yield row["word"]
-
-    # ---- leases
 
     def acquire(self, owner: str, message_id: str) -> None:
         self.execute(
@@ -568,7 +566,6 @@ def _defaults_for(url: str) -> dict[str, Any]:
         options = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise StorageError("invalid database URL; the form is postgresql://USER@HOST/NAME") from error
-    # Settings in the URL take precedence.
     return {name: value for name, value in _DEFAULTS.items() if name not in options}
 
 

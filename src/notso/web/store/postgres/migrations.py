@@ -161,7 +161,6 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
-    # 4: indexes for branches and sorted chat lists; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position);
@@ -173,7 +172,6 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 5: quota reserved by running requests.
     """
     CREATE TABLE reservations (
         id TEXT COLLATE "C" PRIMARY KEY,
@@ -195,7 +193,6 @@ MIGRATIONS: tuple[str, ...] = (
         count BIGINT NOT NULL
     );
     """,
-    # 7: files and batches of the API, and answers by idempotency key.
     """
     CREATE TABLE api_files (
         id TEXT COLLATE "C" PRIMARY KEY,
@@ -252,7 +249,6 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     # 9: no statements; all texts are indexed again (see REINDEXES).
     "SELECT 1",
-    # 10: ratings of answers; links to chats.
     """
     ALTER TABLE messages ADD COLUMN rating INTEGER NOT NULL DEFAULT 0 CHECK (rating IN (-1, 0, 1));
     CREATE TABLE shares (
@@ -360,7 +356,6 @@ MIGRATIONS: tuple[str, ...] = (
         held_until_ms BIGINT NOT NULL
     );
     """,
-    # 13: projects, members of libraries, and memory.
     """
     ALTER TABLE libraries ADD COLUMN instructions TEXT COLLATE "C" NOT NULL DEFAULT '';
     ALTER TABLE libraries ADD COLUMN settings TEXT COLLATE "C" NOT NULL DEFAULT '{}';
@@ -385,7 +380,6 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX memories_of_owners ON memories (owner, created_ms);
     """,
-    # 14: citations of answers.
     """
     ALTER TABLE messages ADD COLUMN citations TEXT COLLATE "C" NOT NULL DEFAULT '[]';
     """,

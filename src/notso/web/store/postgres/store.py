@@ -125,7 +125,6 @@ class PostgresAccessStore(SQLAccessStore):
 
 @contextlib.asynccontextmanager
 async def _abort_if_hung(pool: PostgresPool, seconds: float) -> AsyncIterator[None]:
-    # If the database hangs, aborts all work on it.
     try:
         async with asyncio.timeout(seconds):
             yield

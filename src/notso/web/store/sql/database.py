@@ -69,7 +69,7 @@ class Database(SQLConnection, ABC):
     def prepare_bulk_copy(self) -> None:
         """Prepare this transaction for a long copy: defer foreign keys, and disable idle timeouts."""
 
-    # ---- search index. By default, its rows are deleted with their chat or message.
+    # By default, rows of the search index are deleted with their chat or message.
 
     @abstractmethod
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
@@ -99,7 +99,7 @@ class Database(SQLConnection, ABC):
     def vocabulary(self, owner: str) -> Iterator[str]:
         """Yield the indexed words of this owner, and possibly of other owners."""
 
-    # ---- leases on unfinished answers. By default, they are not needed, because a single process uses the database.
+    # By default, unfinished answers need no leases, because a single process uses the database.
 
     def acquire(self, owner: str, message_id: str) -> None:
         """Assign an unfinished answer to this process."""

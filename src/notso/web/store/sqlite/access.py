@@ -139,8 +139,6 @@ class SQLiteAccessStore(SQLAccessStore):
 
 
 class _ConnectionThread:
-    # A thread with its own connection to the file.
-
     def __init__(self, path: Path, name: str, timeout_ms: int) -> None:
         self.thread = WorkerThreads(1, thread_name_prefix=f"notso-access-{name}")
         self._path = path

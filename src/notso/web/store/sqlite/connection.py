@@ -99,8 +99,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
     connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(target),))  # the path may be invalid UTF-8
     with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copied:
-        # Without a commit count, the copy is not considered damaged if it is restored to a directory in which
-        # notso.db-commits has a higher count.
+        # Without a commit count, a restored copy is not considered damaged if notso.db-commits has a higher count.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
 
 

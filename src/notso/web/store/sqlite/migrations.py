@@ -47,7 +47,6 @@ MIGRATIONS: tuple[str, ...] = (
 
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     """,
-    # 2: message tree with a chosen branch; settings, attachments, search, and a trash for undoing deletions.
     """
     ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1));
     ALTER TABLE chats ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
@@ -106,15 +105,12 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX responses_by_age ON responses (owner, created_ms);
     """,
-    # 4: tool calls and their results.
     """
     ALTER TABLE messages ADD COLUMN tool_uses TEXT NOT NULL DEFAULT '[]';
     """,
-    # 5: input items of responses.
     """
     ALTER TABLE responses ADD COLUMN input TEXT NOT NULL DEFAULT '[]';
     """,
-    # 6: unread, archived and temporary chats; saved prompts.
     """
     ALTER TABLE chats ADD COLUMN unread INTEGER NOT NULL DEFAULT 0 CHECK (unread IN (0, 1));
     ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0 CHECK (archived IN (0, 1));
@@ -146,7 +142,6 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX sizes_of_owners ON messages (owner, size) WHERE size > 0;
     CREATE INDEX chats_in_trash ON chats (trash_id) WHERE trash_id IS NOT NULL;
     """,
-    # 9: files and batches of the API, and answers by idempotency key.
     """
     CREATE TABLE api_files (
         id TEXT PRIMARY KEY,
@@ -211,7 +206,6 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, indexed_text(content) FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
-    # 12: ratings of answers; links to chats.
     """
     ALTER TABLE messages ADD COLUMN rating INTEGER NOT NULL DEFAULT 0 CHECK (rating IN (-1, 0, 1));
     CREATE TABLE shares (
@@ -319,7 +313,6 @@ MIGRATIONS: tuple[str, ...] = (
         held_until_ms INTEGER NOT NULL
     ) STRICT;
     """,
-    # 15: projects, members of libraries, and memory.
     """
     ALTER TABLE libraries ADD COLUMN instructions TEXT NOT NULL DEFAULT '';
     ALTER TABLE libraries ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
@@ -343,7 +336,6 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX memories_of_owners ON memories (owner, created_ms);
     """,
-    # 16: citations of answers.
     """
     ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
     """,

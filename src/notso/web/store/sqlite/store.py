@@ -165,8 +165,6 @@ class SQLiteStore(SQLStore):
     async def backup(self, target: Path) -> None:
         await self._writes.run("", lambda: self._require_writer().copy(target))
 
-    # ---- threads
-
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
         result = await self._writes.run(owner, lambda: self._require_writer().write(work))
         self._checkpoint_when_idle()
