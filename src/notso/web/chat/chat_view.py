@@ -185,6 +185,5 @@ def _to_view(found: ShownChat, revision: str) -> ShownView:
 def _unlink_missing(path: list[ShownMessage], earlier: int) -> list[ShownMessage]:
     first_question = next((at for at, each in enumerate(path) if each.message.role == "user"), None)
     if earlier and first_question is not None:
-        # The previous question is not on the page and cannot be linked.
         path[first_question] = replace(path[first_question], previous_user_message=None)
     return path

@@ -242,7 +242,6 @@ def keep_draft(text: str) -> Iterator[None]:
     try:
         yield
     except (Problem, QuotaError, StorageError) as error:
-        # Error pages show the draft so that it is not lost.
         error.draft = text
         raise
 
@@ -268,7 +267,6 @@ async def regenerate_answer(
 
 
 def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
-    # Returns None if the form contains no settings.
     changes = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
     settings, problems = updated_settings(view.chat.settings, changes)
     if problems:
@@ -598,7 +596,7 @@ async def _branch_request(
     options: RequestOptions,
     *following: Message,
 ) -> Request:
-    # Returns the request for a branch that `following` messages extend. `options`: those that depend on the purpose.
+    # `following`: messages after the branch. `options`: those that depend on the purpose of the request.
     documents = await load_branch_documents(services, options.owner, view, choice)
     messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), *following)
     options = replace(
@@ -657,7 +655,6 @@ async def summary_request(
 async def _prepare_and_reserve(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> PreparedRequest | None:
-    # Renders the prompt and reserves quota, before anything is stored.
     prepared = await prepare_prompt(services, request, view)
     if prepared is not None:
         await running.reserve(prepared.engine, submissions_for(request, prepared))

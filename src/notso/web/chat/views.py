@@ -227,7 +227,6 @@ async def list_context(page: PageRequest, chat: Chat | None, count: str = "") ->
 
 
 async def _sidebar_context(page: PageRequest, chat: Chat | None) -> dict[str, Any]:
-    # Returns an empty context if the store fails.
     try:
         return await list_context(page, chat) | {"chat": chat}
     except StorageError:

@@ -120,7 +120,6 @@ def _prompt(snapshot: ChatSnapshot, line: Line, documents_of: DocumentsOf) -> tu
 def _to_row(message: Message, thinking: bool) -> Row:
     row: Row = {"role": message.role, "content": message.content}
     if message.role == "assistant" and thinking:
-        # Include the reasoning in the text, in the format that the model generates.
         thoughts = f"<think>\n{message.reasoning_content}\n</think>\n" if message.reasoning_content else NO_THOUGHTS
         row["content"] = thoughts + message.content
     if message.tool_calls:

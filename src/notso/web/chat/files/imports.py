@@ -343,7 +343,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")
     messages: list[StoredMessage] = []
-    continues = False  # whether the last answer ends with calls, so that an assistant message continues it
+    continues = False  # whether the last answer ends with tool calls; an assistant message then continues it
     unanswered: dict[str, int] = {}  # tool calls of the newest answer that have no result yet: id -> index
 
     def add(role: Literal["user", "assistant"], content: str) -> None:

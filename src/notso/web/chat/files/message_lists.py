@@ -82,7 +82,8 @@ def separate_chats(document: JSON) -> Iterator[JSON]:
 
 
 def _time(value: Any) -> Any:
-    # Returns what can be compared with the times of other messages. Comparison of None raises TypeError.
+    # Returns a value that can be compared with the times of other messages, or None, for which comparison raises
+    # TypeError.
     if isinstance(value, str):
         with suppress(ValueError):
             return datetime.fromisoformat(value)

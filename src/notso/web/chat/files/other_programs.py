@@ -160,7 +160,7 @@ class ExportReader:
             raise self._problem or ImportFormatError("import_unknown")
 
     def _convert_all(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
-        listed: list[Any] = []  # messages in a top-level list, or one in each line
+        listed: list[Any] = []  # messages of a top-level list, or of several lines
         session: JSON | None = None  # a chat of llama.cpp's web UI: one line for the chat, then one for each message
         for value, is_listed in chain(documents, [END_OF_FILE]):
             if session is not None and isinstance(value, dict) and value.get("type") == "message":
@@ -237,8 +237,6 @@ class ExportReader:
             raise ImportFormatError("import_too_much", what=f"more than {MAX_MESSAGES:,} messages")
         self._messages += 0 if only_check else messages
 
-    # ---- parts of messages
-
     def text(self, value: Any) -> str:
         """Return storable text of at most MAX_TEXT characters, or '' if `value` is not a string."""
         if not isinstance(value, str):
@@ -279,7 +277,6 @@ class ExportReader:
 
 
 def _detect_format(value: JSON) -> Callable[[JSON, ExportReader], JSON] | None:
-    # Recognizes the program by characteristic fields of its exports.
     messages = value.get("messages")
     first = messages[0] if isinstance(messages, list) and messages else None
     if isinstance(value.get("mapping"), dict):
@@ -697,7 +694,6 @@ def _fill_llama_cpp(node: MessageNode, message: JSON, reader: ExportReader) -> N
 
 
 def _source(program: str, identity: Any, document: JSON) -> str:
-    # Identifies a chat by its program and id. If the id is missing, the chat's digest is used.
     if not isinstance(identity, str) or not identity:
         identity = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     return f"{program}:{_id(identity)}"

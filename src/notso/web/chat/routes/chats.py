@@ -250,7 +250,6 @@ async def make_permanent(page: Page, chat: FoundChat, _: Fields) -> Response:
 
 @router.post("/chats/{chat_id}/delete", dependencies=[GUARDED])
 async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
-    # The chat can be restored from the trash for a short time.
     current = fields.get("current", chat.id)
     page.services.turns.stop_chat(page.owner, chat.id)
     # In the meantime, another tab may have deleted the chat.
@@ -258,7 +257,7 @@ async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
     page.announce(chat.id, turns=True)
     if not page.is_fragment or current == chat.id:
         return page.redirect(f"/?undo={trash_id}")
-    shown = await page.store.chat(page.owner, current) if is_id(current) else None  # the open chat
+    shown = await page.store.chat(page.owner, current) if is_id(current) else None
     listed = await list_context(page, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
     return await page.respond("_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)

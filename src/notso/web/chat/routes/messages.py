@@ -58,7 +58,7 @@ async def text(page: Page, chat_id: str, message_id: str, part: Part = "answer")
     message = await find_message(page, chat_id, message_id)
     reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     texts = {"answer": message.content, "reasoning": message.reasoning, "all": reasoning + message.content}
-    texts["note"] = message.note  # the error message
+    texts["note"] = message.note
     return PlainTextResponse(texts[part])
 
 

@@ -94,7 +94,7 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
     # Compare with the value that the page showed, not with the stored one. If the user edits a field and then clicks
     # Save, the page sends two requests and shows only the second response, but the first request stored the change.
     budget_changed = project is None and is_changed("thinking_budget", form)
-    if problems:  # show all input again, so that the errors can be corrected
+    if problems:
         typed = {name: value for name, value in form.items() if name in form_values({})}
         return await _show(page, chat, project, typed=typed, problems=problems, budget_changed=budget_changed)
     if not page.is_fragment:

@@ -226,7 +226,6 @@ class _BackupResponse(FileResponse):
             with contextlib.suppress(_ClientDisconnectedError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
-            # The copy was sent, or the client has disconnected: delete the copy, and allow another backup.
             self._services.backup_reader = None
             try:
                 await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
