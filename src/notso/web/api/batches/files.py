@@ -132,7 +132,6 @@ def expiry_ms(expires_after: Mapping[str, Any], now_ms: int, param: str) -> int:
 def _read_upload(
     kind: str, body: bytes, now_ms: int, default_purpose: str
 ) -> tuple[StoredFile, bytes, list[RequestHint]]:
-    # Raises ApiError (400).
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
     ignored = []
@@ -161,8 +160,8 @@ def _read_upload(
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    # Raises ApiError (400) for too many fields. Only the headers of fields are parsed with the `email` package, because
-    # the package would split values into lines, and parse nested forms.
+    # Only the headers of fields are parsed with the `email` package, because it would split values into lines and parse
+    # nested forms.
     boundary = multipart_boundary(kind)
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []
     if len(pieces) > MAX_PARTS + 2:

@@ -270,7 +270,6 @@ def _cleaned(name: str | None) -> str:
 
 
 async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
-    # Appends a number if the name is taken. Raises ApiError (429) if the owner has too many stores.
     documents = services.shared.store.documents
     taken = {each.name for each in await documents.libraries(owner) if each.owner == owner}
     if len(taken) < MAX_LIBRARIES_OF_OWNER:
@@ -323,7 +322,6 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
 
 
 async def _get_document_file(services: ApiServices, owner: str, file_id: str, param: str) -> StoredFile:
-    # Raises ApiError: 404 if the file is unknown, 400 if it cannot be a document.
     file = await get_stored_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
         raise invalid_field(param, f"{param} must be a file with purpose {' or '.join(DOCUMENT_PURPOSES)}")
@@ -343,7 +341,6 @@ async def _add(services: ApiServices, owner: str, library: Library, file_id: str
 
 
 async def _document(services: ApiServices, owner: str, library: Library, file_id: str) -> StoredDocument:
-    # Raises ApiError (404).
     ids = [document_id_of(file_id, library.id), *filter(is_id, [file_id.removeprefix("file-")])]
     for each in await services.shared.store.documents.some(owner, ids):
         if each.library_id == library.id:

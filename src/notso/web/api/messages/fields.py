@@ -173,8 +173,7 @@ def _drops_reasoning(message: Message) -> bool:
 
 
 def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
-    # Returns the ids of the calls whose results can be cleared. There are none if the conversation does not exceed a
-    # trigger of type `tool_uses`. The caller checks triggers of type `input_tokens`.
+    # The caller checks triggers of type `input_tokens`.
     calls = [call for message in messages for call in message.tool_calls]
     names, uses = {call.id: call.name for call in calls}, Counter(call.id for call in calls)
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]

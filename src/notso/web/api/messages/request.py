@@ -193,7 +193,6 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
 
 def strip_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
     """Return a system prompt without a volatile first line, and the line's name, if any."""
-    # The rest of the prompt is the same as in earlier requests, so it can be found in the cache.
     for name, line in VOLATILE_LINES.items():
         if found := line.match(system):
             return system[found.end() :], (name,)

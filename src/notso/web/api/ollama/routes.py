@@ -325,7 +325,6 @@ def _modified_at(nanoseconds: int) -> str:
 
 
 def _main_format(tensors: Mapping[str, int]) -> str:
-    # Returns the format of most weights.
     weights = {name: count for name, count in tensors.items() if name.upper() not in IGNORED_FORMATS} or tensors
     return max(weights, key=lambda name: weights[name], default="unknown").upper()
 

@@ -471,7 +471,7 @@ def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], 
         if raw_value is None:
             continue
         if name not in hints:
-            yield (name,), False  # unknown name
+            yield (name,), False
             continue
         attribute, hint = hints[name]
         parsed = getattr(value, attribute)

@@ -328,7 +328,6 @@ def _tool(name: str, function: FunctionTool, namespace: NamespaceTool | None) ->
 
 
 def _allowed_names(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
-    # Returns the names of the functions that may be called.
     choice = fields.tool_choice
     if not isinstance(choice, AllowedToolsChoice):
         return [*functions]

@@ -168,7 +168,6 @@ def _find_running(services: ApiServices, owner: str, response_id: str) -> Resuma
 def _parse_query(
     request: Request, services: ApiServices, names: tuple[str, ...]
 ) -> tuple[Mapping[str, str], dict[str, str]]:
-    # Raises ApiError (400) for unknown parameters.
     for name in request.query_params:
         if name not in names and name not in IGNORED_PARAMETERS:
             raise unsupported_field(to_printable(name), "unknown parameter; remove it")

@@ -123,7 +123,7 @@ async def read_body_with_files(
     require_json(request)
     files: dict[str, Document] = {}
     body = await request.body()
-    # Every file contains one of these words. In UTF-16 and UTF-32, NUL bytes separate their letters.
+    # A body with a file contains one of these words, or NUL bytes if it is UTF-16 or UTF-32.
     if any(each in body for each in (b"base64", b"file_data", b"file_id", b"\0")):
         found = await read_body(request, lambda body: list(find_files(body)))
         if len(found) > MAX_FILES:

@@ -72,7 +72,7 @@ class AnswerLog:
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
             stopped_event = changes.get("stopped_event")
-            # Earlier releases send no event.
+            # Older releases do not send this event.
             self.stopped_event = (
                 data_event(replica_stopped_error().body) if stopped_event is None else stopped_event.encode()
             )

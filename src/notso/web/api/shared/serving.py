@@ -324,7 +324,6 @@ async def respond(
 
 
 async def _check_prompts(request: Request, api_request: ApiRequest, engine: ChatEngine) -> None:
-    # Raises ApiError (400) for a prompt longer than truncate_prompt_tokens, because prompts are never cut.
     def count(prompt: Prompt) -> int:
         return max_token_use(engine, Submission(prompt, api_request.params[0], api_request.options)).prompt_tokens
 
