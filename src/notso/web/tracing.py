@@ -87,7 +87,6 @@ class Tracing:
 
 
 class _Redactor(SpanProcessor):
-    # Redacts private attributes when a span starts.
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         for name in PRIVATE:
             if span.attributes is not None and name in span.attributes:

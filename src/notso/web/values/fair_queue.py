@@ -18,7 +18,6 @@ MAX_OVERLOAD = 4
 
 def has_capacity(taken: Mapping[str, int], owner: str, most: int) -> bool:
     """Return whether an owner may take another place; `most` is the capacity."""
-    # A single owner may hold all places. When all are taken, owners below an equal share may exceed the capacity.
     total, share = sum(taken.values()), max(1, most // len({*taken, owner}))
     return total < most or (taken.get(owner, 0) < share and total < MAX_OVERLOAD * most)
 
