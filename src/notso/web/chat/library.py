@@ -149,7 +149,7 @@ class FolderLibrary:
         self._store = store
         self._files: dict[str, _FileState] = {}
         self._refused: set[str] = set()  # digests of files for which the library has no space
-        self._unreadable: set[str] = set()  # files and folders that the last sync could not read
+        self._unreadable: set[str] = set()
 
     async def sync(self) -> bool:
         """Add new documents and delete missing ones; return whether any were added. Raises OSError or StorageError."""

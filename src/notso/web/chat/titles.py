@@ -57,7 +57,7 @@ class Titles:
                 return
             title = parse_title(await self._requests.generate(request, PATIENCE_SECONDS) or "")
             current = await store.chat(owner, chat_id)
-            if title and current is not None and current.title == view.chat.title:  # not renamed in the meantime
+            if title and current is not None and current.title == view.chat.title:
                 await store.update_chat(owner, chat_id, title=title)
                 services.feed.announce(owner, chat_id, "", turns=False)
 

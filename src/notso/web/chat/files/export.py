@@ -222,7 +222,6 @@ def _tool_use(use: ToolUse) -> str:
 
 
 def _fenced(text: str) -> str:
-    # The fence must be longer than any run of backticks in the text.
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -223,7 +223,7 @@ def _arguments(value: Any) -> str | None:
 
 
 def _call_of(result: JSON, waiting: dict[str, str]) -> str | None:
-    # Returns the id of the call that a result belongs to. Ollama's results have only a name, or not even that.
+    # Returns the id of the call that a result belongs to. In Ollama's format, a result has at most a name.
     identity = result.get("tool_call_id")
     if identity is not None:
         return identity if isinstance(identity, str) and identity in waiting else None

@@ -48,7 +48,7 @@ class MessageNode:
     state: Literal["done", "interrupted", "failed"] = "done"
     note: str = ""
     attachments: list[JSON] = field(default_factory=list)
-    rank: int = 0  # position among siblings
+    rank: int = 0
 
 
 def build_tree(nodes: Sequence[MessageNode], current: str | None) -> tuple[list[JSON], str | None]:
@@ -129,7 +129,7 @@ Kind = Literal["own", "openai"]
 DETAILS, END_OF_DETAILS = '<details type="', "</details>"
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")  # ChatGPT's references to search results
-_UNEXPECTED = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)  # due to unexpected values
+_UNEXPECTED = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
 _LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>\s*", re.DOTALL)
 _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
 
@@ -627,7 +627,7 @@ def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> N
             node.state = "failed"
             text = part.get("error") or part.get("text")
             node.note = reader.text(text.get("value") if isinstance(text, dict) else text)[:1000]
-    # Messages of assistants have their text twice.
+    # Messages of assistants have the same text in `content` and in `text`.
     node.content = "\n\n".join(filter(None, texts)) or reader.text(message.get("text"))
     node.reasoning = "\n\n".join(filter(None, thoughts))
     node.created_ms = _to_ms(message.get("createdAt"))
@@ -717,7 +717,6 @@ def _sibling_ranks(lists: Iterable[Any]) -> dict[str, int]:
 
 
 def _to_ms(value: Any, *, per_unit: int = 1000) -> int:
-    # Returns a time in milliseconds, limited to the current time; 0 if it is invalid.
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

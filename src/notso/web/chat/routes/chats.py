@@ -252,7 +252,6 @@ async def make_permanent(page: Page, chat: FoundChat, _: Fields) -> Response:
 async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
     current = fields.get("current", chat.id)
     page.services.turns.stop_chat(page.owner, chat.id)
-    # In the meantime, another tab may have deleted the chat.
     trash_id = require(await page.store.trash_chat(page.owner, chat.id), words["error_unknown_chat"])
     page.announce(chat.id, turns=True)
     if not page.is_fragment or current == chat.id:

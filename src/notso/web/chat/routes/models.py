@@ -140,7 +140,7 @@ async def unload_adapter(page: Page, fields: Fields) -> Response:
     try:
         await asyncio.to_thread(engine.adapters.remove, name)
     except NotsoError as error:
-        if name not in engine.adapters.infos:  # removed in the meantime
+        if name not in engine.adapters.infos:
             raise Problem(404, words["error_unknown_adapter"]) from error
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
     return await show_download(page)

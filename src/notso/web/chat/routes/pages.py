@@ -192,8 +192,8 @@ async def events(
     """Stream an answer as server-sent events: a snapshot (or the events after Last-Event-ID), updates, and `done`."""
     message, log = target
     events = turn_events(message.id, log, parse_last_event_id(last_event_id))
-    # With `after`, a revision of the feed, the stream also includes the events of /feed since that revision. The page
-    # then needs only one connection.
+    # If `after` (a revision of the feed) is given, the stream also contains the events of /feed since then. This saves
+    # the page a second connection.
     if after:
         feed_changes = feed_events(page.services.feed, after, page.owner, message.chat_id, tab, numbered=False)
         events = merge_streams(events, feed_changes)
