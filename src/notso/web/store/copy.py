@@ -29,7 +29,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    booleans: frozenset[str] = frozenset()  # names of boolean columns
+    booleans: frozenset[str] = frozenset()
     constants: Mapping[str, str | int] = field(default_factory=dict)  # values of columns that are not copied
 
 
@@ -42,8 +42,8 @@ class CopiedTable:
     digest: str
 
 
-# Search indexes are not copied, because each database builds its own. Nor is the state of running servers: leases (the
-# table `replicas`, and the columns `holder` and `held_until_ms`), reservations, and records of stale caches.
+# Not copied: search indexes, because each database builds its own, and the state of running servers: leases (the table
+# `replicas`, and the columns `holder` and `held_until_ms`), reservations, and records of stale caches.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_BOOLEANS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),

@@ -108,7 +108,7 @@ class Attachment:
 
     name: str
     text: str  # empty for documents
-    document: str = ""  # id of the document
+    document: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class UnfinishedResponse:
 
     id: str
     owner: str
-    body: str  # the request body
+    body: str
     caller: str  # the authenticated caller, as JSON
     seed: int
     created_ms: int

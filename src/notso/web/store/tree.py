@@ -56,7 +56,7 @@ def count_shown(newest_first: Iterable[tuple[str, int]], limit: int) -> int:
         if whole and characters > MOST_SHOWN_CHARACTERS:
             return whole
         count += 1
-        if role == "user":  # a question starts a turn
+        if role == "user":
             whole = count
             if count >= limit:
                 break

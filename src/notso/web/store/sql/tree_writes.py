@@ -206,8 +206,7 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
-    # If this process has lost its lease, it can save only an answer that another process has interrupted and that has
-    # not been edited since.
+    # Without the lease, save only an answer that another process has interrupted and that has not been edited since.
     if not db.holds_lease(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -217,7 +216,6 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
         save_trace(db, row["owner"], assistant_message.id, trace)
     if not assistant_message.active:
         db.release(assistant_message.id)
-        # Answers become searchable when they are finished.
         db.index_message(row["owner"], assistant_message)
 
 
@@ -289,7 +287,7 @@ def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> N
 
 
 def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # Selects the branch of the message `through` if this branch contains `message_id`; otherwise, that of `message_id`.
+    # Selects a branch that contains both messages if there is one, otherwise a branch that contains `message_id`.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -298,7 +296,7 @@ def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: s
 
 
 def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
-    # For '' as the message id, returns whether the chat is empty.
+    # If `message_id` is '', returns whether the chat is empty.
     if message_id and _message(db, owner, chat_id, message_id) is None:
         return False
     follows = "parent_id = ?" if message_id else "parent_id IS NULL"
@@ -320,7 +318,6 @@ def _first_message(db: Database, which: str, *values: Value) -> StoredMessage | 
 
 
 def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> TurnAccepted | TurnRefused:
-    # Returns TurnRefused if the other message of the turn has been deleted.
     if stored.role == "assistant":
         question = _first_message(db, "id = ? AND owner = ?", stored.parent_id, owner)
         return TurnAccepted(question, stored, repeated=True) if question is not None else TurnRefused(None)

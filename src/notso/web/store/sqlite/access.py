@@ -174,7 +174,6 @@ class _ConnectionThread:
         if not file.st_size:
             self.close()
             raise StorageDamagedError(_EMPTY)
-        # If the file was replaced, use the new one.
         if self._connection is None or self._file != (file.st_dev, file.st_ino):
             self.close()
             self._connection = _open(self._path, SHORT_MS if self._has_timed_out else self._timeout_ms)

@@ -93,7 +93,6 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
-    # 3: responses of the Responses API, with their conversations, so that conversations can be continued.
     """
     CREATE TABLE responses (
         id TEXT PRIMARY KEY,
