@@ -15,7 +15,7 @@ from notso.web.turns.turn_log import TurnLog
 class Turn:
     message: StoredMessage  # at first the stored answer, which may be partial; in the end, the answer to store
     request: Request  # asks for the whole answer
-    trace: AnswerTrace  # as stored
+    trace: AnswerTrace
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning
     parts: tuple[DocumentPart, ...] = ()  # requests that replace `request`
