@@ -75,7 +75,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
     def __init__(self, entry: McpServerConfig) -> None:
         self.fault = ""  # the exceeded limit or expired session that ended the connection, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
-        self.left_out: list[SkippedItem] = []  # unusable tools
+        self.left_out: list[SkippedItem] = []
         self.unanswered: set[str] = set()  # ids of requests in which the server may ask the user
         self._entry = entry
         self._open_requests = 0
