@@ -55,7 +55,6 @@ def _bare_url(state: StateInline, silent: bool) -> bool:
 def _strip_trailing_punctuation(address: str) -> str:
     while address:
         last = address[-1]
-        # A closing bracket is part of the address only if the address contains its opening bracket.
         if last not in _TRAILING_PUNCTUATION and not _is_unmatched_bracket(address):
             break
         address = address[:-1]
