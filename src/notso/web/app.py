@@ -481,7 +481,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
             chat=request.path_params.get("chat_id"),
         )
     elif isinstance(error, HTTPException) and "text/html" not in request.headers.get("accept", ""):
-        # Not a browser, but probably an API client with a wrong base URL, which would show its user the page's HTML.
+        # Probably an API client with a wrong base URL. It would show its user the HTML of a page.
         api_error = ApiError(problem.status, CODES.get(problem.status, "internal_error"), problem.sentence)
         response = JSONResponse(api_error.body, problem.status)
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:

@@ -22,7 +22,7 @@ class SharedServices:
     store: ChatStore
     engine: EngineHost
     requests: RunningRequests  # all requests to the engine go through it
-    plugins: Plugins = field(default_factory=Plugins)  # enabled plugins
+    plugins: Plugins = field(default_factory=Plugins)
     model_registry: ModelRegistry | None = None  # None if the server has a single model
     accounts: Accounts | None = None  # usage accounting; None without an access store
     large_work: WorkQueue = field(default_factory=lambda: WorkQueue("notso-large"))  # large bodies and prompts

@@ -92,7 +92,7 @@ async def unload(request: Request, services: Services) -> Response:
     _resolve_adapter_path(services.shared.settings.adapter_dir, "")
     for served in services.shared.engine.models():
         names = {name.lower(): name for name in adapter_names(served)}
-        name = names.get(fields.lora_name.lower())  # names are case-insensitive
+        name = names.get(fields.lora_name.lower())
         if name is not None:
             try:
                 if served.engine is not None:

@@ -213,7 +213,7 @@ class TokenRecord:
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
         self._closed_at = list(replay.closed_at) if replay is not None else []
-        self.replayed = len(self._ids)  # number of replayed tokens
+        self.replayed = len(self._ids)
         self.origin = ""
         self.limit = 0
         self.finish: FinishReason | None = None
