@@ -43,6 +43,7 @@ class HtmlCache:
         return [self._with_partial_html(rendered.get(each.id, each)) for each in messages]
 
     def _with_partial_html(self, message: StoredMessage) -> StoredMessage:
+        # For an answer in progress, use the HTML that was already sent on its stream.
         turn = self._turns.find(message.generation_id or "") if message.active else None
         if turn is None:
             return message

@@ -74,6 +74,7 @@ from notso.web.values.wording import number, translated, words
 
 
 async def _prepare(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
+    # Returns None if the model is not loaded. Raises ModelError.
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
         return None

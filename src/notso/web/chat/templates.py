@@ -99,6 +99,7 @@ class ChatMarkNotifier:
         self._feed.announce(turn.request.options.owner or "", turn.message.chat_id, "", turns=False)
 
     def _on_turn_end(self, turn: Turn) -> None:
+        # A chat becomes unread if no page was following its answer when the answer ended.
         if turn.log.has_readers or turn.interrupted:
             return self._announce(turn)
         task = asyncio.create_task(self._mark_unread(turn))

@@ -108,7 +108,7 @@ class Attachment:
 
     name: str
     text: str  # empty for documents
-    document: str = ""
+    document: str = ""  # id of the document
 
 
 @dataclass(frozen=True, slots=True)

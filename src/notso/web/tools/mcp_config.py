@@ -451,6 +451,7 @@ class _ServerReader:
         return entry[found[0]] if found else None
 
     def _expand_text(self, value: Any, place: str) -> str:
+        # Raises _UnusableServerError, or _UnsetVariableError if a variable is not set.
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int | float):

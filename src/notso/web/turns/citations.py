@@ -63,6 +63,7 @@ def render_citations(html: str, message: StoredMessage, *, with_links: bool = Tr
     """Replace quotations in an answer's sanitized HTML with numbered links; mark those that are in no document."""
     if '<span class="quote">' not in html and not message.citations:
         return html
+    # An answer may quote the same words several times.
     cited: dict[tuple[int, str], list[tuple[int, Citation]]] = {}
     for number, (mark, each) in enumerate(_marks_with_citations(message), start=1):
         cited.setdefault((mark.number, _collapse_spaces(mark.words)), []).append((number, each))

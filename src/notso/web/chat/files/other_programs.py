@@ -48,7 +48,7 @@ class MessageNode:
     state: Literal["done", "interrupted", "failed"] = "done"
     note: str = ""
     attachments: list[JSON] = field(default_factory=list)
-    rank: int = 0
+    rank: int = 0  # position among siblings
 
 
 def build_tree(nodes: Sequence[MessageNode], current: str | None) -> tuple[list[JSON], str | None]:
@@ -717,6 +717,7 @@ def _sibling_ranks(lists: Iterable[Any]) -> dict[str, int]:
 
 
 def _to_ms(value: Any, *, per_unit: int = 1000) -> int:
+    # Returns a time in milliseconds, at most the current time; 0 if it is invalid.
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

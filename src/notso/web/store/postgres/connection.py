@@ -289,7 +289,7 @@ class PostgresPool:
         self._replica = replica
         self._url = url
         self._is_unavailable = False
-        self._unavailable_since = 0.0
+        self._unavailable_since = 0.0  # time of the last failure to respond
         self._opening = threading.Lock()
         self._users = 0
         self._busy: dict[Connection[DictRow], float] = {}  # start of the work on each connection

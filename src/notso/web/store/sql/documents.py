@@ -59,7 +59,7 @@ _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
 # The condition `project <> ''` lets the database use a partial index.
 _IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"
-DELETED_AT_ONCE = 20
+DELETED_AT_ONCE = 20  # documents per transaction
 
 
 class SQLDocuments:
