@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
 from cluster.ray_cluster import HAS_RAY, NO_RAY
 
-from notso.cli import cluster, exit_codes
+import notso.cluster
+from notso.cli import cluster, exit_codes, terminal
 from notso.cli.app import run_command_line
 from notso.cluster.plan import ENVIRONMENT
 
@@ -60,6 +64,16 @@ def test_max_replicas_below_replicas_is_refused(capsys: pytest.CaptureFixture[st
     assert "max_replicas must not be less than replicas" in capsys.readouterr().err
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Restore the signal handlers that the command replaces."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_up_that_is_interrupted_before_replicas_are_ready_exits_with_code_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,14 +83,70 @@ def test_up_that_is_interrupted_before_replicas_are_ready_exits_with_code_130(
 
     control = SimpleNamespace(ray_connection=lambda *_: contextlib.nullcontext(), deploy=deploy)
     monkeypatch.setattr(cluster, "ray_control", lambda: control)
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        assert run_command_line(["cluster", "up", "--address", "auto"]) == exit_codes.INTERRUPTED
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    assert run_command_line(["cluster", "up", "--address", "auto"]) == exit_codes.INTERRUPTED
     printed = capsys.readouterr()
     assert printed.out == "" and "Stopped before the replicas were ready" in printed.err
+
+
+def closed(text: str) -> None:
+    raise OSError(errno.EIO, "the terminal is closed")
+
+
+@pytest.mark.usefixtures("handlers")
+def test_closed_terminal_stops_replicas_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+
+    def deploy(config: object, is_cancelled: Callable[[], bool]) -> bool:
+        assert not is_cancelled()
+        monkeypatch.setattr(terminal, "note", closed)
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL, "the signal would end this process"
+        signal.raise_signal(signal.SIGHUP)
+        return not is_cancelled()
+
+    control = SimpleNamespace(
+        ray_connection=lambda *_: contextlib.nullcontext(), deploy=deploy, shut_down=lambda: stopped.append("cleanly")
+    )
+    monkeypatch.setattr(cluster, "ray_control", lambda: control)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert run_command_line(["cluster", "up"]) == exit_codes.DONE
+    assert stopped == ["cleanly"]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_ignored_hangup_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deploy(config: object, is_cancelled: Callable[[], bool]) -> bool:
+        signal.raise_signal(signal.SIGHUP)
+        assert not is_cancelled()
+        signal.raise_signal(signal.SIGTERM)
+        return not is_cancelled()
+
+    control = SimpleNamespace(ray_connection=lambda *_: contextlib.nullcontext(), deploy=deploy)
+    monkeypatch.setattr(cluster, "ray_control", lambda: control)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    assert run_command_line(["cluster", "up", "--address", "auto"]) == exit_codes.INTERRUPTED
+
+
+def test_processes_of_ray_do_not_receive_hangups(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[set[int]] = []
+
+    def init(**options: object) -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))  # processes that Ray starts inherit this mask
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: None, serve=None)
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+    for name, module in (("ray", ray), ("ray.exceptions", exceptions)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "notso.cluster.control", raising=False)
+    umask = os.umask(0o077)
+    try:
+        with resolve_name("notso.cluster.control").ray_connection(None, 1):
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    finally:
+        os.umask(umask)
+        del sys.modules["notso.cluster.control"]
+        vars(notso.cluster).pop("control", None)
+    assert [signal.SIGHUP in mask for mask in masks] == [True, False]
 
 
 @pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)

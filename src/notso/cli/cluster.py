@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -145,9 +146,11 @@ def ray_control() -> ModuleType:
 def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as_json: bool) -> None:
     control = ray_control()
     stop_requested = threading.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        # Signals are handled here, so that replicas complete running requests before Ray is stopped.
-        signal.signal(each, lambda number, frame: stop_requested.set())
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Signals are handled here, so that replicas complete running requests before Ray is stopped. If SIGHUP is
+        # ignored, as under nohup, it stays ignored.
+        if each != signal.SIGHUP or signal.getsignal(each) is signal.SIG_DFL:
+            signal.signal(each, lambda number, frame: stop_requested.set())
     with control.ray_connection(address, max(replicas, os.cpu_count() or 1)):
         with terminal.waiting("starting the replicas", silent=as_json):
             is_up = control.deploy(config, stop_requested.is_set)
@@ -160,7 +163,8 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
             terminal.print_line(f"address  {control.cluster_address()} (for --address)")
         if address is None:
             stop_requested.wait()
-            terminal.note("Stopping: the replicas complete running requests first.")
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                terminal.note("Stopping: the replicas complete running requests first.")
             control.shut_down()
         elif not is_up:
             terminal.note(

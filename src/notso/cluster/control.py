@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -42,13 +43,19 @@ def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
             ray.init(address=address, **quiet)
         else:
             os.umask(0o077)  # protects the file in which Ray stores its authentication token
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                **quiet,
-            )
+            # Ray's processes inherit the blocked signal: closing the terminal must not kill them before the replicas
+            # have completed running requests.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    **quiet,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except (RayError, OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ClusterError(f"Ray could not be reached or started: {' '.join(str(error).split())}") from error
     try:
