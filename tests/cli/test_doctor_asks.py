@@ -27,11 +27,12 @@ def answers() -> Iterator[Answers]:
     """Run a server that gives the same answer to every request."""
     servers: list[HTTPServer] = []
 
-    def start(status: int, body: bytes) -> str:
+    def start(status: int, body: bytes, kind: str = "application/json") -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 assert self.path.endswith("/health")
                 self.send_response(status)
+                self.send_header("Content-Type", kind)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -66,10 +67,27 @@ def test_doctor_reports_the_health_of_a_server(
     assert finding["status"] == ("fail" if code else "ok")
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        ("application/json", b'{"status": "loading"}', "is not ready: loading ->"),
+        ("application/json", b'{"error": {"message": "no such\\nhost"}}', "is not ready: no such host ->"),
+        ("application/json", b'{"error": "no"}', "is not ready: HTTP Error 503: Service Unavailable ->"),
+        ("application/json", b"[" * 4000, "is not ready: HTTP Error 503: Service Unavailable ->"),
+        ("text/plain", b"\xff", "is not ready: HTTP Error 503: Service Unavailable ->"),
+        ("text/html", b"<html>a proxy</html>", "is not ready: HTTP Error 503: Service Unavailable ->"),
+    ],
+)
+def test_error_of_a_server_is_shown_as_a_sentence(
+    notso: Run, answers: Answers, kind: str, body: bytes, told: str
+) -> None:
+    assert told in notso("doctor", "--from", answers(503, body, kind)).out
+
+
 def test_proxies_do_not_apply_to_this_machine(
     notso: Run, answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("http_proxy", answers(502, b"the proxy"))
+    monkeypatch.setenv("http_proxy", answers(502, b"the proxy", "text/plain"))
     for server in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):
         result = notso("doctor", "--from", server)
         assert "no notso server" in result.out and "the proxy" not in result.out

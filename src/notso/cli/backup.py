@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from notso.cli import options, terminal
+
+if TYPE_CHECKING:
+    from urllib.error import HTTPError
+
+MAX_ERROR_BYTES = 4096
 
 EXAMPLES = """\
   notso backup
@@ -86,6 +92,18 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
     return build_opener(*own_proxies).open(Request(url, headers=dict(headers)), timeout=timeout)
 
 
+def error_sentence(error: HTTPError) -> str:
+    """Return the reason that a server sent with an error, or else the status."""
+    with error, contextlib.suppress(Exception):  # whatever the body is, the status is reported
+        body, kind = error.read(MAX_ERROR_BYTES).decode(), error.headers.get_content_type()
+        if kind == "application/json":
+            fields = json.loads(body)
+            body = fields["error"]["message"] if "error" in fields else fields["status"]
+        if kind != "text/html" and (sentence := " ".join(body.split())):
+            return sentence
+    return str(error)
+
+
 def _download_backup(server: str, key: str, target: Path) -> None:
     import ssl
     from http.client import HTTPException
@@ -94,7 +112,8 @@ def _download_backup(server: str, key: str, target: Path) -> None:
     from notso.web.store.protocol import BACKUP_ELSEWHERE
     from notso.web.values.errors import StorageError, WebError
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    # With this `Accept`, the server sends errors as JSON instead of a page.
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     if not server.startswith(("http://", "https://")):
         raise WebError(f"{server} is not a valid URL: it must begin with http:// or https://")
     try:
@@ -105,7 +124,8 @@ def _download_backup(server: str, key: str, target: Path) -> None:
         code = error.code if isinstance(error, HTTPError) else 0
         if code == 501:  # the server stores its conversations in PostgreSQL
             raise StorageError(f"{server} returned no backup: {BACKUP_ELSEWHERE}") from error
-        cause = error.reason if type(error) is URLError else error
+        cause: Any = error.reason if type(error) is URLError else error
+        cause = error_sentence(error) if isinstance(error, HTTPError) else cause
         reason = "an operator's API key is required (--api-key-file)" if code in (401, 403) else cause
         raise WebError(f"{server} returned no backup: {getattr(reason, 'strerror', None) or reason}") from error
     # `copyfileobj` raises no error if the connection is closed early.

@@ -95,18 +95,15 @@ def _check_server(server: str) -> Finding:
     from http.client import HTTPException
     from urllib.error import HTTPError
 
-    from notso.cli.backup import open_url
+    from notso.cli.backup import error_sentence, open_url
 
     # Service managers and containers run `notso doctor --from` as a health check.
     try:
         with open_url(server.rstrip("/") + "/health", 10, {}) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:
-        with error:
-            status = error.read(200).decode("utf-8", "replace")
-        return Finding(
-            "fail", "server", f"{server} is not ready: {status}", "open the server's Models page to see the reason"
-        )
+        message = f"{server} is not ready: {error_sentence(error)}"
+        return Finding("fail", "server", message, "open the server's Models page to see the reason")
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         return Finding("fail", "server", f"no notso server at {server}: {error}", "start one with notso serve")
 

@@ -480,8 +480,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
             moved=problem.moved,
             chat=request.path_params.get("chat_id"),
         )
-    elif isinstance(error, HTTPException) and "text/html" not in request.headers.get("accept", ""):
-        # Probably an API client with a wrong base URL. It would show its user the HTML of a page.
+    elif _expects_json(request, error):
         api_error = ApiError(problem.status, CODES.get(problem.status, "internal_error"), problem.sentence)
         response = JSONResponse(api_error.body, problem.status)
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:
@@ -492,6 +491,13 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         )
     response.headers.update(headers)
     return response
+
+
+def _expects_json(request: Request, error: Exception) -> bool:
+    # A client that requests an unknown path is probably an API client with a wrong base URL. It would show its user the
+    # page's HTML.
+    accept = request.headers.get("accept", "")
+    return "text/html" not in accept and (isinstance(error, HTTPException) or "application/json" in accept)
 
 
 def _reloads_failed_form(request: Request, error: Exception) -> bool:

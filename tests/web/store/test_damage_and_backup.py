@@ -17,7 +17,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite.connection import detect_damage
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.values.errors import StorageDamagedError
+from notso.web.values.errors import StorageDamagedError, StorageFullError
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -143,6 +143,21 @@ def test_failed_backup_reports_the_reason(start: Start, tmp_path: Path, capsys: 
         told = capsys.readouterr()
         assert reason in told.err and told.out == ""
         assert not copy.exists()
+
+
+def test_refused_backup_shows_the_sentence_of_the_server(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(store: SQLiteStore, target: Path) -> None:
+        raise StorageFullError("the disk has no room for a copy")
+
+    monkeypatch.setattr(SQLiteStore, "backup", refuse)
+    server = start(ScriptedEngine()).ready()
+    for verb in ("backup", "dataset"):
+        assert run_command_line([verb, str(tmp_path / "out"), "--from", server.address]) == 1
+        assert "returned no backup: the disk has no room for a copy" in capsys.readouterr().err
+    page = server.client.get("/backup", headers={"Accept": "text/html, application/json"})
+    assert page.status_code == 507 and page.headers["content-type"].startswith("text/html")
 
 
 class TruncatedBackup(BaseHTTPRequestHandler):
