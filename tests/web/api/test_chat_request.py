@@ -27,6 +27,7 @@ from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields, ChatRe
 from notso.web.api.request_fields.fields import MAX_DEPTH, parse_object
 from notso.web.api.shared.api_request import check_work
 from notso.web.edge.errors import ApiError, api_error_of
+from notso.web.values.errors import EngineUnavailableError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -396,6 +397,7 @@ def test_engine_errors_map_to_api_errors() -> None:
         (TemplateError("x"), 400, "template_error"),
         (EngineError("x"), 500, "engine_error"),
         (EngineLostError("x"), 503, "engine_lost"),
+        (EngineUnavailableError("x"), 503, "engine_unavailable"),
         (OutOfMemoryError("x", needed_bytes=2, available_bytes=1), 507, "out_of_memory"),
         (ZeroDivisionError("a path or a prompt"), 500, "internal_error"),
     ]

@@ -23,7 +23,14 @@ from notso.smollm3 import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.web.values.errors import Problem, QuotaError, StorageError, StorageFullError, is_thread_shortage
+from notso.web.values.errors import (
+    EngineUnavailableError,
+    Problem,
+    QuotaError,
+    StorageError,
+    StorageFullError,
+    is_thread_shortage,
+)
 from notso.web.values.request_id import request_id
 
 OLLAMA_PREFIX = "/api/"
@@ -124,6 +131,8 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(503, "overloaded", "no thread can be started at the moment", retry_after_seconds=5)
         case EngineLostError():  # a GPU failed, or a front end lost its engine: the next engine can serve the request
             return ApiError(503, "engine_lost", str(error), retry_after_seconds=5)
+        case EngineUnavailableError():
+            return ApiError(503, "engine_unavailable", str(error), retry_after_seconds=5)
         case NotsoError():
             return ApiError(500, "engine_error", str(error))
         case _:

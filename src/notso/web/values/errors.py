@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 from notso.extras import install_line
+from notso.smollm3 import EngineError
 from notso.smollm3 import NotsoError as NotsoError
 from notso.smollm3 import Sentence as Sentence
 
@@ -51,6 +52,10 @@ class QuotaError(WebError):
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class EngineUnavailableError(EngineError):
+    """A front end's engine cannot be reached or is stopping. Later requests may succeed."""
 
 
 class SignInError(WebError):

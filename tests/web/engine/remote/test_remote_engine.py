@@ -245,6 +245,38 @@ def test_lost_engine_is_reported_and_reconnected(start: Start, relayed: Relayed,
     assert front.client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/tokenize", {"content": "a"}),
+        ("/v1/messages/count_tokens", {"model": "scripted", **CHAT}),
+    ],
+)
+def test_requests_before_the_loss_of_an_engine_is_noticed_may_be_repeated(
+    start: Start, relayed: Relayed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    monkeypatch.setattr(engine_link, "LOST_SECONDS", 600.0)
+    relay, source = relayed(start(ScriptedEngine(), **ENGINE).ready().address)
+    front = start(source, data_dir=tmp_path / "front").ready()
+    relay.cut(stay_away=True)  # as after a kill
+    answer = front.client.post(path, json=body)
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "5"), answer.text
+    assert "does not respond" in answer.json()["error"]["message"]
+
+
+def test_requests_may_be_repeated_until_a_restarted_engine_knows_the_front_end(
+    start: Start, relayed: Relayed, tmp_path: Any
+) -> None:
+    _, source = relayed(start(ScriptedEngine(), **ENGINE).ready().address)
+    front = start(source, data_dir=tmp_path / "front").ready()
+    source._link._session = "unknown"  # as for a new process, which has not received the request for events yet
+    answer = front.client.post("/v1/chat/completions", json=CHAT)
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "5"), answer.text
+    assert "send the request again" in answer.json()["error"]["message"]
+
+
 def test_a_front_end_may_start_before_its_engine(start: Start, relayed: Relayed, tmp_path: Any) -> None:
     engine = start(ScriptedEngine(), **ENGINE).ready()
     relay, source = relayed(engine.address)

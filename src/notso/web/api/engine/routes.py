@@ -35,7 +35,7 @@ from notso.web.engine.port import (
 from notso.web.engine.remote.engine_link import WIRE_PATH, About
 from notso.web.engine.remote.wire_values import METHODS, error_to_wire, from_wire, method_types, to_wire
 from notso.web.engine.running import OffLoop, RunningRequest
-from notso.web.values.errors import Problem
+from notso.web.values.errors import EngineUnavailableError, Problem
 from notso.web.values.json_steps import json_bytes
 
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
@@ -135,9 +135,9 @@ class FrontEndSession:
         if answer is None:
             shared = self._front_ends.services.shared
             if shared.stopping:
-                raise EngineError(STOPPING)
+                raise EngineUnavailableError(STOPPING)
             if self._open_count >= MAX_OPEN:
-                raise EngineError(f"this front end already has {MAX_OPEN} running responses")
+                raise EngineUnavailableError(f"this front end already has {MAX_OPEN} running responses")
             observe = self._front_ends.services.metrics.observe
             answer = self._answers[number] = _Answer(shared.requests.open(submission.options.owner, on_end=observe))
             answer.begun = asyncio.create_task(self._begin(answer, submission, off_loop))
@@ -276,7 +276,7 @@ class FrontEndSessions:
         """Return a session. Raises EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
-            raise EngineError("the connection to the engine was lost; send the request again")
+            raise EngineUnavailableError("the connection to the engine was lost; send the request again")
         return session
 
     def remove(self, session: FrontEndSession) -> None:
@@ -290,7 +290,7 @@ class FrontEndSessions:
         try:
             engine = await running.load()
             if engine is None:
-                raise EngineError(STOPPING)
+                raise EngineUnavailableError(STOPPING)
             yield engine
         finally:
             running.close()
@@ -354,7 +354,8 @@ def _with_error_bodies(route: Callable[P, Awaitable[Response]]) -> Callable[P, A
         except NotsoError as error:
             return _error_response(error)
         except Problem as problem:
-            return _error_response(EngineError(problem.sentence))
+            kind = EngineError if problem.retry_after_seconds is None else EngineUnavailableError
+            return _error_response(kind(problem.sentence))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return _error_response(EngineError("the front end sent an invalid request"), 400)
         except Exception:

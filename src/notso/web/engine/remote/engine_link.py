@@ -25,6 +25,7 @@ from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import EngineError, EngineLostError, Generation, Sentence
 from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo, Progress, PromptEstimate, Usage
 from notso.web.engine.remote.wire_values import error_from_wire, from_wire
+from notso.web.values.errors import EngineUnavailableError
 
 T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 
@@ -202,7 +203,7 @@ class EngineLink:
             self._spare.append((connection, time.monotonic()))
         except FAILURES as error:
             connection.close()
-            raise EngineError(self._unresponsive_message(error)) from None
+            raise EngineUnavailableError(self._unresponsive_message(error)) from None
         except BaseException:
             connection.close()
             raise
@@ -246,7 +247,7 @@ class EngineLink:
         try:
             return self._connect(CALL_SECONDS), True
         except FAILURES as error:
-            raise EngineError(self._unresponsive_message(error)) from None
+            raise EngineUnavailableError(self._unresponsive_message(error)) from None
 
     def _connect(self, silence_s: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -277,7 +278,8 @@ class EngineLink:
             404: "has no engine API: start it with --engine-api, and use the same release on both servers",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
-        raise (FrontEndRefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {reason}")
+        kind = EngineUnavailableError if response.status >= 500 else EngineError  # such as 502 of a proxy
+        raise (FrontEndRefusedError if response.status in (401, 404, 421) else kind)(f"{self.name} {reason}")
 
     def _stream_events(self) -> None:
         broken = time.monotonic()

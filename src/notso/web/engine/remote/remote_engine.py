@@ -21,6 +21,7 @@ from notso.web.engine.port import (
 )
 from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, validate_numbers
 from notso.web.engine.remote.wire_values import method_types, to_wire
+from notso.web.values.errors import EngineUnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -189,7 +190,7 @@ class RemoteEngine:
     @property
     def _open_link(self) -> EngineLink:
         if self._closed:  # calls still queued for a thread must fail at once, not wait for an unresponsive engine
-            raise EngineError("the engine was closed")
+            raise EngineUnavailableError("the engine was closed")
         return self._link
 
 

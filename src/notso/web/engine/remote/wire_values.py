@@ -28,6 +28,7 @@ from notso.smollm3 import (
     TemplateError,
 )
 from notso.web.engine.port import ChatEngine
+from notso.web.values.errors import EngineUnavailableError
 
 Converter = Callable[[Any], Any]
 
@@ -35,7 +36,7 @@ ERRORS: dict[str, type[NotsoError]] = {
     kind.__name__: kind
     for kind in (
         *(ContextLengthError, DownloadError, EngineError, EngineLostError, InvalidRequestError, ModelError),
-        *(ModelFileError, NotsoError, OutOfMemoryError, TemplateError),
+        *(EngineUnavailableError, ModelFileError, NotsoError, OutOfMemoryError, TemplateError),
     )
 }
 """Error classes that the receiver restores. An error of another class is restored as its nearest base class that is
