@@ -127,6 +127,8 @@ REFUSED = [
     ({"prompt": ["x"] * 33, "n": 2}, "invalid_value", "n"),
     ({"prompt": "x", "n": 17}, "invalid_value", "n"),
     ({"prompt": "x", "suffix": "y"}, "unsupported_parameter", "suffix"),
+    ({"prompt": "x", "response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    ({"prompt": "x", "response_format": {}}, "invalid_value", "response_format.type"),
     ({"prompt": "x", "best_of": 2}, "unsupported_parameter", "best_of"),
     ({"prompt": "x", "best_of": 3, "n": 2}, "unsupported_parameter", "best_of"),
     ({"prompt": "x" * 600_000, "echo": True, "logprobs": 1}, "invalid_value", "logprobs"),
@@ -146,6 +148,13 @@ def test_invalid_request_error_names_field(served: Any, body: dict[str, Any], co
     answer = served.client.post(URL, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param), error
+
+
+def test_fields_with_default_values_are_accepted() -> None:
+    inert = {"response_format": {"type": "text"}, "suffix": "", "tools": [], "messages": [], "echo": False}
+    asked = parse_text_request({"prompt": "x"} | inert)
+    assert not [hint for hint in asked.hints if hint.name == "response_format"]
+    assert asked.options == parse_text_request({"prompt": "x"}).options
 
 
 def test_best_of_equal_to_n_is_accepted() -> None:

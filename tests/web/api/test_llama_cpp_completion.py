@@ -166,6 +166,7 @@ REFUSED = [
     ({"logit_bias": [[5, 101]]}, "invalid_value", "logit_bias"),
     ({"logit_bias": [[5, True]]}, "invalid_value", "logit_bias"),
     ({"typical": 0.5}, "unsupported_parameter", "typical"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
 ]
 
 
@@ -177,6 +178,7 @@ def test_invalid_field_is_rejected_by_name(served: Any, body: dict[str, Any], co
 
 def test_disabled_fields_and_hints_are_accepted() -> None:
     off = {"top_n_sigma": -1.0, "adaptive_target": -1.0, "t_max_predict_ms": 0, "n_indent": 0, "min_keep": 0}
+    off |= {"response_format": {"type": "text"}}
     hints = {"id_slot": 2, "n_keep": 5, "speculative.n_max": 8, "backend_sampling": True}
     asked = parse_native_request({"prompt": "x", "seed": -1, "n_predict": -1} | off | hints)
     assert [hint.name for hint in asked.hints] == list(hints)

@@ -61,6 +61,7 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_TOOLS,
     WITHIN_SAMPLING,
     GrammarFields,
+    TextFormat,
     Whole,
     get_by_alias,
     read_grammar,
@@ -174,12 +175,6 @@ class NamedTool(Fields):
 
     type: Literal["function"]
     function: NamedFunction
-
-
-class TextFormat(Fields):
-    """Any text."""
-
-    type: Literal["text"]
 
 
 class ObjectFormat(Fields):

@@ -17,7 +17,6 @@ from notso.web.api.request_fields.fields import (
     find_hints,
     inert,
     invalid_field,
-    later,
     read_fields,
     refused,
     works,
@@ -26,8 +25,10 @@ from notso.web.api.request_fields.sampling_fields import (
     GRAMMAR_NOTES,
     MAX_PROMPT_IDS,
     MAX_PROMPTS,
+    TEXT_FORMAT,
     WITHIN_SAMPLING,
     GrammarFields,
+    TextFormat,
     TokenIds,
     Whole,
     get_by_alias,
@@ -69,6 +70,7 @@ class TextFields(GrammarFields):
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Accepted only with values that have no effect.
     suffix: Literal[""] | None = None
+    response_format: TextFormat | None = None
 
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
@@ -87,7 +89,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
         "number of most likely tokens to return at each position, 0 to 20, in the four lists of OpenAI's completions"
     ),
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat completion"),
-    "response_format": later("use json_schema, or /v1/chat/completions"),
+    "response_format": inert(TEXT_FORMAT, "use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
     "messages": refused("use /v1/chat/completions, or a prompt"),
 }

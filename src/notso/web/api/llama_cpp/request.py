@@ -41,8 +41,10 @@ from notso.web.api.request_fields.sampling_fields import (
     MAX_CHOICES,
     MAX_PROMPT_IDS,
     MAX_PROMPTS,
+    TEXT_FORMAT,
     WITHIN_SAMPLING,
     GrammarFields,
+    TextFormat,
     Whole,
     get_by_alias,
     read_grammar,
@@ -140,6 +142,7 @@ class NativeFields(GrammarFields):
     return_tokens: bool | None = None
     response_fields: Annotated[list[Name], Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)] | None = None
     post_sampling_probs: Literal[False] | None = None
+    response_format: TextFormat | None = None
     draft_most: Annotated[Any, Hint(), Field(alias="speculative.n_max")] = None
     draft_fewest: Annotated[Any, Hint(), Field(alias="speculative.n_min")] = None
     draft_likely: Annotated[Any, Hint(), Field(alias="speculative.p_min")] = None
@@ -174,7 +177,7 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "speculative.p_min": hint("draft tokens do not change responses"),
     "image_data": refused("the model reads text only"),
     "lora": refused("send the adapter's name as model"),
-    "response_format": refused("use json_schema"),
+    "response_format": inert(TEXT_FORMAT, "use json_schema"),
     "messages": refused("use /v1/chat/completions, or a prompt"),
 }
 

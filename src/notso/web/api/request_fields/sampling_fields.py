@@ -365,6 +365,15 @@ class StructuredOutputs(Fields):
     structural_tag: Literal["", False] | None = None
 
 
+class TextFormat(Fields):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+TEXT_FORMAT = '`{"type": "text"}`, the default'
+
+
 class GrammarFields(SamplingFields):
     """Grammar fields. At most one may be given. A `grammar` with `::=` rules is GBNF, otherwise Lark."""
 
