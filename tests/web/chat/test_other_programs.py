@@ -249,6 +249,9 @@ def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
         ([call("f", '{"x": ', id="a")], [{"role": "tool", "tool_call_id": "a", "content": "r"}], [], 2),
         ([call("", "{}", id="a"), call("f", "[1]", id="b")], [], [], 2),
         ([], [{"role": "tool", "tool_call_id": "a", "content": "r"}], [], 1),
+        (5, [], [], 1),
+        ({"id": "a"}, [], [], 1),
+        ([5, {"function": "f"}, call("f", "{}", id="a")], [], [""], 2),
         ([call("f", "{}", id="a")], [ASKED, {"role": "tool", "tool_call_id": "a", "content": "r"}], [""], 1),
         (
             [call("f", "{}", id="a"), call("g", "{}", id="a")],
@@ -259,11 +262,19 @@ def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_a_tool_call_that_cannot_be_stored_does_not_prevent_import(
-    calls: list[Any], results: list[Any], expected: list[str], omitted: int
+    calls: Any, results: list[Any], expected: list[str], omitted: int
 ) -> None:
     found = read(json.dumps([ASKED, ANSWERED | {"tool_calls": calls}, *results]).encode())
     uses = [use.result for _, messages in found.chats for message in messages for use in message.tool_uses]
     assert uses == expected and +found.left_out == +Counter(tool_calls=omitted)
+
+
+def test_unreadable_tool_calls_of_llama_cpp_do_not_prevent_import() -> None:
+    asked = {"id": "1", "role": "user", "content": "Cats?"}
+    answered = {"id": "2", "parent": "1", "role": "assistant", "content": "Yes.", "toolCalls": '[{"id": '}
+    found = read(json.dumps({"conv": {"id": "c", "currNode": "2"}, "messages": [asked, answered]}).encode())
+    assert [message.content for message in found.chats[0][1]] == ["Cats?", "Yes."]
+    assert +found.left_out == Counter(tool_calls=1)
 
 
 def test_function_calls_of_older_clients_are_imported() -> None:

@@ -240,7 +240,6 @@ BROKEN: list[Any] = [
     [{"role": "user", "content": 5}],
     [{"role": "user", "content": "x"}, {"role": "critic", "content": "x"}],
     [{"role": "user", "content": "x"}, "x"],
-    [{"role": "assistant", "content": "x", "tool_calls": 5}],
     file(version=4),
     file(chats=[]),
     file(extra=1),

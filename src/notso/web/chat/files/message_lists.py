@@ -199,11 +199,14 @@ class _Content:
 
 def _calls(message: JSON, reader: Reader) -> list[JSON]:
     listed = message.get("tool_calls") or []
+    listed = listed if isinstance(listed, list) else [listed]
     if isinstance(message.get("function_call"), dict):  # as in OpenAI's API until 2023
         listed = [*listed, {"function": message["function_call"]}]
     calls: dict[str, JSON] = {}
     for number, call in enumerate(listed):
-        function = call.get("function") or {}
+        call = call if isinstance(call, dict) else {}
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
         name, arguments = reader.text(function.get("name"))[:200], _arguments(function.get("arguments"))
         identity = reader.text(call.get("id"))[:200] or f"call {number}"
         if not name or arguments is None or identity in calls:

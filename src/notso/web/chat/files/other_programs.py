@@ -687,7 +687,11 @@ def _fill_llama_cpp(node: MessageNode, message: JSON, reader: ExportReader) -> N
     thoughts += (found.strip() for found in _LLAMA_REASONING.findall(node.content))
     node.content, calls = _LLAMA_CALL.subn("", _LLAMA_REASONING.sub("", node.content))
     tool_calls = message.get("toolCalls")
-    tool_calls = json.loads(tool_calls) if isinstance(tool_calls, str) and tool_calls else tool_calls
+    if isinstance(tool_calls, str) and tool_calls:
+        try:
+            tool_calls = json.loads(tool_calls)
+        except (ValueError, RecursionError):
+            tool_calls = [tool_calls]
     reader.left_out["tool_calls"] += calls + (len(tool_calls) if isinstance(tool_calls, list) else 0)
     node.reasoning = "\n\n".join(filter(None, thoughts))
     node.model = _name(message.get("model"))
