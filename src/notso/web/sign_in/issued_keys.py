@@ -46,10 +46,9 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    # In `notso keys remove proxy:ann`, the name must mean the user with this id, so no key may have a name of this
-    # form.
-    is_user = name.startswith(("key:", "proxy:", "oidc:"))
-    return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip() and not is_user
+    # `notso keys remove proxy:ann` must remove the user with this id, so no key may have such a name. A sign-in plugin
+    # can have any name.
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip() and ":" not in name
 
 
 def owner_of_key(key_id: str) -> str:
@@ -114,7 +113,7 @@ class KeyManager:
         Raises SettingsError for an invalid or taken name, or if there are too many keys.
         """
         if not is_name(name):
-            message = "a key's name must be one line of 1 to 64 characters and not begin with key:, proxy: or oidc:"
+            message = "a key's name must be one line of 1 to 64 characters, without a colon"
             raise SettingsError(message, setting="name")
         secret, key = new_key(name, **options)
         if not self._with_store(lambda store: store.add_key(key, digest_of(secret), by=COMMAND_LINE)):
