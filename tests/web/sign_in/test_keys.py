@@ -134,7 +134,11 @@ def test_browser_can_sign_in_to_a_loopback_server_with_a_key(start: Start, book:
     assert ann.post("/logout").headers["location"] == "/" and ann.get(where).status_code == 404
     ann.post("/login", data={"api_key": secret})
     book.revoke("ann")
-    assert ann.get(where).status_code == 404 and ann.get("/").status_code == 200
+    assert [ann.get(path).status_code for path in (where, "/", "/operator", "/login")] == [401, 401, 401, 200]
+    assert ann.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
+    bob, _ = book.add("bob")
+    assert ann.post("/login", data={"api_key": bob}).status_code == 303
+    assert (ann.get("/").status_code, ann.get("/operator").status_code) == (200, 403)
 
 
 async def all_usage(server: Any) -> Any:

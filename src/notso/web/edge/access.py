@@ -246,9 +246,8 @@ class KeyRing:
             if any(map(self.rejects, keys)):
                 return None
         if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
-            current = await self.with_current_key(session_caller)
-            if current is not None or not self.is_open:
-                return current
+            # If the key was revoked, access is denied even on an open server: its user must not become the local user.
+            return await self.with_current_key(session_caller)
         if self.is_open:
             return LOCAL
         for sign_in in self._sign_ins:
