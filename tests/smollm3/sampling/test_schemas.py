@@ -226,6 +226,15 @@ def test_null_keywords_count_as_absent() -> None:
         "required": ["a"],
     }
     assert enforced_schema(schema, "grammar") == enforced_schema(plain, "grammar")
+    for name in ("enum", "default", "example", "examples", "other"):
+        nullable = {
+            "components": {"schemas": {name: {"type": "string", **empty}}},
+            "$ref": f"#/components/schemas/{name}",
+        }
+        plain = {"$defs": {"a": {"type": "string"}}, "$ref": "#/$defs/a"}
+        assert enforced_schema(nullable, "grammar").schema == enforced_schema(plain, "grammar").schema
+    kept = {"const": {"a": None}}
+    assert enforced_schema(kept, "grammar").schema == kept
     with pytest.raises(InvalidRequestError, match="/properties/items must be a schema"):
         enforced_schema({"properties": {"items": None}}, "grammar")
 

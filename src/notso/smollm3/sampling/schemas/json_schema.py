@@ -99,15 +99,15 @@ _NAMED = frozenset((*NAMED, "$defs", "definitions", "dependencies", "dependentSc
 
 
 def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
-    # Go, Java and C# write absent keywords as null, which is valid only for `const`. Too deep schemas are refused
-    # later.
+    # Go, Java and C# write absent keywords as null, which is a valid value of `const` only. Schemas that are nested too
+    # deeply are refused later. A reference can lead to a definition anywhere, even to one named `enum` or `default`.
     if isinstance(schema, list):
         return [_without_null_keywords(each, depth) for each in schema]
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return schema
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
-        if keyword in DATA:
+        if keyword == "const" or (keyword in DATA and not isinstance(value, dict)):
             kept[keyword] = value
         elif keyword in _NAMED and isinstance(value, dict):
             kept[keyword] = {name: _without_null_keywords(each, depth + 1) for name, each in value.items()}
