@@ -553,6 +553,16 @@ def test_nul_and_lone_surrogates_are_replaced_and_reported(
     assert answer.status_code == 400 and "lone surrogate" in answer.text, "its response cannot name the replacement"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])
+def test_strict_fields_refuses_invalid_characters(start: Start, path: str) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=True).ready()
+    body = json.dumps({"messages": [{"role": "user", "content": "a{}b"}]})
+    headers = {"content-type": "application/json"}
+    assert server.client.post(path, content=body, headers=headers).status_code == 200
+    answer = server.client.post(path, content=body.replace("{}", r"\ud83d"), headers=headers)
+    assert answer.status_code == 400 and "lone surrogate" in answer.text
+
+
 def test_count_tokens_reports_ignored_fields(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     answer = server.client.post("/v1/messages/count_tokens", json={"messages": HELLO, "speed": "fast"})

@@ -109,13 +109,14 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
         return parse(content), is_repaired
 
     parsed, is_repaired = await shared.large_work.run(parse_body, len(body), owner_of(request))
-    if is_repaired and isinstance(parsed, ApiRequest):
+    strict = shared.settings.strict_fields
+    if is_repaired and isinstance(parsed, ApiRequest) and not strict:
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
     elif is_repaired and not isinstance(parsed, list):  # `read_body_with_files` reads a list of files first
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
-    if shared.settings.strict_fields and isinstance(parsed, ApiRequest):
+    if strict and isinstance(parsed, ApiRequest):
         reject_hints(parsed.hints)
     return parsed
 
