@@ -137,6 +137,8 @@ REFUSED = [
     ({"prompt": ["x"] * 64, "max_tokens": -1, "logprobs": 20}, "invalid_value", "max_tokens"),
     ({"prompt": "x", "max_tokens": -2}, "invalid_value", "max_tokens"),
     ({"prompt": "x " * 5000}, "context_length_exceeded", "prompt"),
+    ({"prompt": ["x", "x " * 5000], "n": 2}, "context_length_exceeded", "prompt.1"),
+    ({"prompt": [[5], [7, 10**6]]}, "invalid_value", "prompt.1"),
     ({"prompt": "x", "messages": [{}]}, "unsupported_parameter", "messages"),
     ({"prompt": "x", "tools": [{}]}, "unsupported_parameter", "tools"),
     ({"prompt": "x", "stream_options": {"include_usage": 5}}, "invalid_value", "stream_options.include_usage"),

@@ -45,6 +45,31 @@ def test_embeddings_have_unit_length(expected: list[list[float]]) -> None:
     assert expected[0] != expected[1] != expected[2]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b", "c", "x " * 600, "d"]}, "input.3"),
+        ("/embedding", {"content": ["x " * 600, "a"]}, "content.0"),
+        ("/v1/embeddings", {"input": "x " * 600}, "input"),
+    ],
+)
+def test_input_that_does_not_fit_is_named(served: Any, path: str, fields: dict[str, Any], names: str) -> None:
+    answer = served.client.post(path, json=fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", names)
+    assert error["message"].startswith("prompt is too long") and error["message"].endswith(f"({names})") == (
+        "." in names
+    )
+
+
+def test_input_that_does_not_fit_is_named_by_ollama_and_by_its_limit(served: Any) -> None:
+    texts = ["a", "x " * 600]
+    answer = served.client.post("/api/embed", json={"model": "notso-demo", "input": texts, "truncate": False})
+    assert answer.status_code == 400 and answer.json()["error"].endswith("(input.1)")
+    answer = served.client.post("/v1/embeddings", json={"input": ["a", "b c d e"], "truncate_prompt_tokens": 1})
+    assert answer.json()["error"]["message"].startswith("input.1 has ")
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 def test_embeddings_follow_openai_format(served: Any, expected: list[list[float]], path: str) -> None:
     answer = post(served, path, model="notso-demo", input=TEXTS, user="someone")

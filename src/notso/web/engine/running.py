@@ -22,6 +22,7 @@ from notso.web.engine.port import (
     Event,
     FinishReason,
     Generation,
+    InvalidRequestError,
     Message,
     PromptInput,
     Request,
@@ -80,7 +81,13 @@ class Submissions:
     each: tuple[Submission, ...]
 
     def __call__(self, engine: ChatEngine) -> Iterator[Generation]:
-        return (each.submit_to(engine) for each in self.each)
+        for index, each in enumerate(self.each):
+            try:
+                generation = each.submit_to(engine)
+            except InvalidRequestError as error:
+                error.index = index
+                raise
+            yield generation
 
 
 def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:

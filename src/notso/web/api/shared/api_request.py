@@ -55,13 +55,19 @@ class ApiRequest:
 
     def check_prompts(self, count: Callable[[Prompt], int]) -> None:
         """Raise ApiError (400) for a prompt that exceeds `prompt_limit`. `count` returns a prompt's token count."""
-        for prompt in self.prompts if self.prompt_limit is not None else ():
+        for index, prompt in enumerate(self.prompts if self.prompt_limit is not None else ()):
             if (length := count(prompt)) > (self.prompt_limit or 0):
+                name = self.prompt_name(index) if len(self.prompts) > 1 else "the prompt"
                 raise unsupported_field(
                     "truncate_prompt_tokens",
-                    f"the prompt has {length:,} tokens, and prompts are never cut: shorten it, or remove "
+                    f"{name} has {length:,} tokens, and prompts are never cut: shorten it, or remove "
                     "truncate_prompt_tokens",
                 )
+
+    def prompt_name(self, index: int) -> str:
+        """Return the field of a prompt, with its index if there are several."""
+        name = self.names.get("messages", "messages")
+        return f"{name}.{index}" if len(self.prompts) > 1 else name
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import Event, ModelError, ModelInfo, NotsoError, Priority
+from notso.smollm3 import Event, InvalidRequestError, ModelError, ModelInfo, NotsoError, Priority
 from notso.web.api.request_fields.fields import (
     REPAIRED,
     Notes,
@@ -302,7 +302,7 @@ async def respond(
     except BaseException as error:
         running.close()
         if isinstance(error, Exception):
-            raise as_api_error(error, api_request.names) from error
+            raise _prompt_error(error, api_request) from error
         raise
     events = sse_events(running, serializer, request.scope)
     response: Response
@@ -322,6 +322,17 @@ async def respond(
             response = await respond_whole(running, serializer)
     response.headers.update(headers)
     return response
+
+
+def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) -> ApiError:
+    # Names the invalid one of several prompts. `before` is the number of choices that were submitted earlier.
+    failure = as_api_error(error, api_request.names)
+    is_prompt = failure.param == api_request.names.get("messages", "messages")
+    if isinstance(error, InvalidRequestError) and error.index is not None and is_prompt:
+        name = api_request.prompt_name((before + error.index) // len(api_request.params))
+        if name != failure.param:
+            failure.param, failure.message = name, f"{failure.message} ({name})"
+    return failure
 
 
 async def _check_prompts(request: Request, api_request: ApiRequest, engine: ChatEngine) -> None:
@@ -455,7 +466,10 @@ async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tupl
             running = _admit(services, owner, len(group))
             try:
                 await _load_engine(running, model.choice)
-                await running.begin(Submissions(tuple(group)), lambda work: run_prompt_work(request, work))
+                try:
+                    await running.begin(Submissions(tuple(group)), lambda work: run_prompt_work(request, work))
+                except InvalidRequestError as error:
+                    raise _prompt_error(error, api_request, len(results)) from error
                 events: list[list[Event]] = [[] for _ in group]
                 async for item in generation_events(running):
                     if item is not None:
