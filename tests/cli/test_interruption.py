@@ -150,9 +150,8 @@ def test_closed_stdout_exits_quietly_with_sigpipe_code(process: Process, verb: l
     os.close(write)
     _, err = run.communicate(timeout=60)
 
-    assert run.returncode == 141
-    assert b"Error" not in err
-    assert b"Broken" not in err
+    # An error message or a traceback, for example of a failed import, explains another exit code.
+    assert (run.returncode, err) == (141, b"")
 
 
 @pytest.mark.parametrize(("verb", "code"), [(["list"], 141), (["run", "x"], 141), (["list", "/no/such/folder"], 2)])
