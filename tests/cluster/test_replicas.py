@@ -28,9 +28,16 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "affinity.py"
 WORDS = "a *question* of `several` words,\n\nand a second paragraph. " * 2
 
 
+# If a replica has not reported its load for ten seconds, Serve asks for it before the next request, and sends the
+# request to another replica if there is no response in this time. The default, 0.1 s, is too short on a busy machine.
+PATIENT = dict.fromkeys(
+    ("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S"), "30"
+)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    cluster = RayCluster(tmp_path_factory.mktemp("ray"))
+    cluster = RayCluster(tmp_path_factory.mktemp("ray"), **PATIENT)
     yield cluster
     cluster.close()
 
