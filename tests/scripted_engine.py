@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from notso.smollm3 import ContextLengthError, EngineError
-from notso.web.engine.port import (
+from notso.smollm3 import (
     AdapterInfo,
     AdapterSource,
+    ContextLengthError,
+    EngineError,
     EngineStats,
     Event,
     FinishReason,
@@ -23,12 +24,12 @@ from notso.web.engine.port import (
     Progress,
     PromptEstimate,
     PromptInput,
-    Request,
     RequestOptions,
     SamplingParams,
     TokenLogprob,
     Usage,
 )
+from notso.web.engine.port import Request
 from notso.web.values.errors import NotsoError
 
 IMPORTABLE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"

@@ -8,8 +8,7 @@ from typing import Any
 
 from scripted_engine import ScriptedEngine, say
 
-from notso.smollm3 import Message
-from notso.web.engine.port import Event
+from notso.smollm3 import Event, Message
 
 
 class Talker:

@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 
-from notso.web.engine.port import FinishReason, Usage
+from notso.smollm3 import FinishReason, Usage
 from notso.web.engine.running import RunningRequests
 from notso.web.turns.turn import Turn
 from notso.web.turns.turns import Turns

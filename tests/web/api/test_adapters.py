@@ -11,10 +11,9 @@ from golden.adapters import random_pairs, write_gguf, write_peft
 from scripted_engine import ScriptedEngine
 
 from notso.qtensor import GGUFFile
-from notso.smollm3 import Engine
+from notso.smollm3 import AdapterSource, Engine, InvalidRequestError
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
-from notso.web.engine.port import AdapterSource, InvalidRequestError
 from notso.web.values.ids import new_id
 
 HELLO = [{"role": "user", "content": "Hello! What is your name?"}]

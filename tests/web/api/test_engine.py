@@ -10,10 +10,10 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from scripted_engine import ScriptedEngine, say
 
+from notso.smollm3 import Event
 from notso.web.api.engine import routes
 from notso.web.app import create_app
 from notso.web.edge.access import front_ends_only
-from notso.web.engine.port import Event
 from notso.web.engine.remote.engine_link import WIRE_PATH
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.smollm3 import Engine, Message
+from notso.smollm3 import Engine, Event, Message
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.submit import new_chat
 from notso.web.chat.titles import Titles
-from notso.web.engine.port import Event
 from notso.web.store.protocol import Chat, NewTurn, StoredMessage
 from notso.web.store.sql import rows, shown_part
 from notso.web.store.sql import store as store_module

@@ -17,12 +17,11 @@ from smollm3.engine.test_reread import settle
 
 from notso.documents.citations import QUOTE_FIRST
 from notso.documents.page_images import PNG, PageDrawer
-from notso.smollm3 import Engine, RequestOptions
+from notso.smollm3 import Engine, FixedPrefix, Message, RequestOptions
 from notso.smollm3.hub.registry import demo_path
 from notso.web.chat import library
 from notso.web.chat import library as library_module
 from notso.web.chat.library import FolderLibrary, clear_stale_caches
-from notso.web.engine.port import FixedPrefix, Message
 from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.documents import EVERYONE
 from notso.web.store.sql import documents as sql_documents

@@ -18,8 +18,8 @@ from scripted_engine import ScriptedEngine, say
 from web.chat.test_documents import ask, upload
 
 from notso.documents.passages import estimated_tokens, group_passages, split_into_passages
+from notso.smollm3 import Event, Message
 from notso.web.chat import submit
-from notso.web.engine.port import Event, Message
 from notso.web.turns.every_part import _COUNT, MAX_PART_TOKENS, SHARE_OF_CONTEXT
 
 RECORD = re.compile(r"record number (\d+)\b")

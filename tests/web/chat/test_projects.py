@@ -16,7 +16,7 @@ from web.turns.test_tool_turns import call, permit
 
 from notso import Engine
 from notso.documents.citations import QUOTE_FIRST
-from notso.web.engine.port import Event, Message
+from notso.smollm3 import Event, Message
 from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.ids import new_id

@@ -16,7 +16,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 from web.conftest import Running
 
-from notso.web.engine.port import SamplingParams
+from notso.smollm3 import SamplingParams
 from notso.web.store.tree import path_to, shown_path
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings

@@ -21,9 +21,9 @@ from fastapi.routing import iter_route_contexts
 from long_tests import is_long
 from scripted_engine import ScriptedEngine, say
 
+from notso.smollm3 import Event, Progress, ToolCall
 from notso.web import app
 from notso.web.edge.access import COOKIE, Caller, _digest, _Session, include_marked
-from notso.web.engine.port import Event, Progress, ToolCall
 from notso.web.sign_in.issued_keys import KeyManager
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.turns.turns import Turns

@@ -14,8 +14,8 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 from smollm3.held_engine import held
 
-from notso.smollm3 import ContextLengthError, Engine, NotsoError, RequestOptions
-from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams, Tool
+from notso.smollm3 import ContextLengthError, Engine, Event, Message, NotsoError, RequestOptions, SamplingParams, Tool
+from notso.web.engine.port import ChatEngine, Generation
 from notso.web.engine.remote.remote_engine import RemoteEngine
 
 QUESTION = (Message("user", "What is 27 + 48?"),)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from scripted_engine import ScriptedEngine
 
+from notso.smollm3 import AdapterSource
 from notso.web.engine.host import EngineHost
 from notso.web.engine.model_names import ModelChoice, accepted_names, find_model
 from notso.web.engine.models import ModelRegistry, adapter_files, adapter_name, resolve_within
-from notso.web.engine.port import AdapterSource
 from notso.web.values.durations import parse_duration
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.smollm3 import Event, FinishReason, ModelError, Usage
+from notso.smollm3 import Event, FinishReason, Message, ModelError, RequestOptions, Usage
 from notso.smollm3.output.generation import Generation
 from notso.web.engine.host import EngineHost
-from notso.web.engine.port import Message, Request, RequestOptions
+from notso.web.engine.port import Request
 from notso.web.engine.running import (
     MOST_AT_ONCE,
     PreparedRequest,

@@ -14,9 +14,9 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from scripted_engine import ScriptedEngine, say
 
+from notso.smollm3 import Event, Progress
 from notso.web.chat import submit
 from notso.web.edge.access import mark_of
-from notso.web.engine.port import Event, Progress
 from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
 from notso.web.store.protocol import Memory

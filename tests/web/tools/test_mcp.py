@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from scripted_engine import IMPORTABLE, ScriptedEngine, say
 
-from notso.web.engine.port import Event, Message, ToolCall
+from notso.smollm3 import Event, Message, ToolCall
 from notso.web.tools import mcp_offers, mcp_servers
 from notso.web.tools.chat_tool import ToolContext
 from notso.web.tools.elicitation import Ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notso.web.engine.port import Progress
+from notso.smollm3 import Progress
 from notso.web.turns.status_line import PrefillEta, PrefillProgress
 
 TOTAL = 16_000

@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 import pytest
 from scripted_engine import ScriptedEngine, say
 
-from notso.smollm3 import Engine
+from notso.smollm3 import Engine, Event, Message, ToolCall
 from notso.web.app import drain_work
 from notso.web.chat import submit
-from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import Orphan
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.calculator import CALCULATOR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notso.web.engine.port import Event, Progress
+from notso.smollm3 import Event, Progress
 from notso.web.turns.status_line import StatusLine
 
 

@@ -12,7 +12,7 @@ import pytest
 from scripted_engine import say
 from web.turns.test_tool_turns import FRAGMENT, Others, call, permit, using
 
-from notso.web.engine.port import Event, Message
+from notso.smollm3 import Event, Message
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.elicitation import MAX_QUESTIONS, Elicitation, parse_question

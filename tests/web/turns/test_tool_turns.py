@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
+from notso.smollm3 import Event, Message, ToolCall
 from notso.web.chat.html_cache import with_html
-from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, ToolContext

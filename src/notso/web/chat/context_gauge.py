@@ -12,20 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from notso.smollm3 import ContextLengthError, Message, ModelError, RequestOptions, WhenFull, dropped_parts
 from notso.web.chat.chat_view import read_branch
 from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.chat.submit import new_summary, summary_request
 from notso.web.chat.suggestions import IdleRequests
 from notso.web.engine.model_names import resolve_model_choice
-from notso.web.engine.port import (
-    ChatEngine,
-    ContextLengthError,
-    Message,
-    ModelError,
-    RequestOptions,
-    WhenFull,
-    dropped_parts,
-)
+from notso.web.engine.port import ChatEngine
 from notso.web.store.protocol import NewMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments

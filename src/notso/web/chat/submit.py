@@ -18,6 +18,7 @@ from itertools import chain, repeat
 from typing import Literal
 
 from notso.documents.values import unreadable
+from notso.smollm3 import ContextLengthError, Message, ModelError, Priority, RequestOptions, SamplingParams, WhenFull
 from notso.web.chat.chat_view import ChatView, read_branch
 from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.engine.model_names import (
@@ -27,16 +28,7 @@ from notso.web.engine.model_names import (
     model_id,
     resolve_model_choice,
 )
-from notso.web.engine.port import (
-    ContextLengthError,
-    Message,
-    ModelError,
-    Priority,
-    Request,
-    RequestOptions,
-    SamplingParams,
-    WhenFull,
-)
+from notso.web.engine.port import Request
 from notso.web.engine.running import PreparedRequest, RunningRequest, prepare, submissions_for
 from notso.web.store.protocol import (
     AnswerTrace,

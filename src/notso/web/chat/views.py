@@ -9,13 +9,13 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.smollm3 import thinking_set_by
 from notso.web.chat.chat_view import ChatView, ShownView, read_shown, read_turn, require
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import model_facts
-from notso.web.engine.port import thinking_set_by
 from notso.web.store.documents import Library, StoredDocument
 from notso.web.store.protocol import Chat, ChatDefaults, ChatStore, ShownMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import ChatSettings, merge_settings

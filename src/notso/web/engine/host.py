@@ -12,16 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from notso.smollm3 import OutOfMemoryError, release_freed_memory
-from notso.web.engine.port import (
-    AdapterSource,
-    ChatEngine,
-    EngineSource,
-    EngineStats,
-    ModelError,
-    ModelInfo,
-    ReturningSource,
-)
+from notso.smollm3 import AdapterSource, EngineStats, ModelError, ModelInfo, OutOfMemoryError, release_freed_memory
+from notso.web.engine.port import ChatEngine, EngineSource, ReturningSource
 from notso.web.values.errors import NotsoError
 from notso.web.values.fair_queue import WorkerThreads
 

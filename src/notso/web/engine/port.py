@@ -8,34 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from notso.smollm3 import AdapterInfo as AdapterInfo
-from notso.smollm3 import AdapterSource as AdapterSource
-from notso.smollm3 import ContextLengthError as ContextLengthError
-from notso.smollm3 import EngineError as EngineError
-from notso.smollm3 import EngineLostError as EngineLostError
-from notso.smollm3 import EngineStats as EngineStats
-from notso.smollm3 import Event as Event
-from notso.smollm3 import FinishReason as FinishReason
-from notso.smollm3 import FixedPrefix as FixedPrefix
-from notso.smollm3 import InvalidRequestError as InvalidRequestError
-from notso.smollm3 import Message as Message
-from notso.smollm3 import ModelError as ModelError
-from notso.smollm3 import ModelInfo as ModelInfo
-from notso.smollm3 import Priority as Priority
-from notso.smollm3 import Progress as Progress
-from notso.smollm3 import PromptEstimate as PromptEstimate
-from notso.smollm3 import PromptInput as PromptInput
-from notso.smollm3 import QuoteSource as QuoteSource
-from notso.smollm3 import Replay as Replay
-from notso.smollm3 import RequestOptions as RequestOptions
-from notso.smollm3 import SamplingParams as SamplingParams
-from notso.smollm3 import TokenLogprob as TokenLogprob
-from notso.smollm3 import Tool as Tool
-from notso.smollm3 import ToolCall as ToolCall
-from notso.smollm3 import Usage as Usage
-from notso.smollm3 import WhenFull as WhenFull
-from notso.smollm3 import dropped_parts as dropped_parts
-from notso.smollm3 import thinking_set_by as thinking_set_by
+from notso.smollm3 import (
+    AdapterInfo,
+    AdapterSource,
+    EngineStats,
+    Event,
+    Message,
+    ModelInfo,
+    PromptEstimate,
+    PromptInput,
+    RequestOptions,
+    SamplingParams,
+)
 
 
 @dataclass(frozen=True, slots=True)

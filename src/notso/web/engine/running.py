@@ -15,21 +15,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast
 
-from notso.web.engine.host import EngineHost, ServedModel
-from notso.web.engine.port import (
-    ChatEngine,
+from notso.smollm3 import (
     EngineError,
     Event,
     FinishReason,
-    Generation,
     InvalidRequestError,
     Message,
     PromptInput,
-    Request,
     RequestOptions,
     SamplingParams,
     Usage,
 )
+from notso.web.engine.host import EngineHost, ServedModel
+from notso.web.engine.port import ChatEngine, Generation, Request
 from notso.web.values.fair_queue import has_capacity
 from notso.web.values.quotas import MaxTokenUse, Reservation
 

@@ -13,10 +13,10 @@ from datetime import UTC, date, datetime, timedelta
 from fastapi import Request
 from limits import RateLimitItemPerMinute
 
+from notso.smollm3 import Usage
 from notso.web.edge.access import NOBODY, Caller, mark_of
 from notso.web.edge.errors import is_api
 from notso.web.edge.rate_limit import Counters
-from notso.web.engine.port import Usage
 from notso.web.store.access import AccessStore, AuditEntry, UsageRow, UsageTotals
 from notso.web.values.errors import Problem, QuotaError, StorageError
 from notso.web.values.quotas import MaxTokenUse, Quota, Reservation

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notso.web.engine.port import Tool
+from notso.smollm3 import Tool
 from notso.web.store.protocol import Attachment, ChatStore
 from notso.web.tools.elicitation import Ask
 from notso.web.values.errors import ToolError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from notso.plugins.errors import PluginError
 from notso.plugins.process import SEND_SECONDS, PluginProcess, Plugins
-from notso.web.engine.port import Tool
+from notso.smollm3 import Tool
 from notso.web.tools.built_in import BUILT_IN_TOOLS
 from notso.web.tools.chat_tool import CHANGED, ChatTool, ToolContext, check_arguments
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply

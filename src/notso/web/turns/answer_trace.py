@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from notso.web.engine.port import Event, Replay, Request, SamplingParams, Usage
+from notso.smollm3 import Event, Replay, SamplingParams, Usage
+from notso.web.engine.port import Request
 from notso.web.engine.remote.wire_values import from_wire, to_wire
 from notso.web.store.protocol import MOST_TRIES, AnswerRun, AnswerTrace, StoredMessage
 from notso.web.turns.prompt import continuation_request

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from notso.smollm3 import PARAMETERS, OnPage, Parameter
-from notso.web.engine.port import SamplingParams, WhenFull
+from notso.smollm3 import PARAMETERS, OnPage, Parameter, SamplingParams, WhenFull
 from notso.web.store.protocol import Chat, ChatDefaults, SettingValue
 from notso.web.values.wording import localize_number, number, words
 

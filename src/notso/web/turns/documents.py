@@ -20,7 +20,8 @@ from datetime import date
 
 from notso.documents.citations import QUOTE_FIRST, format_for_prompt, replace_newlines
 from notso.documents.passages import estimated_tokens
-from notso.web.engine.port import ChatEngine, FixedPrefix, Message, QuoteSource, RequestOptions
+from notso.smollm3 import FixedPrefix, Message, QuoteSource, RequestOptions
+from notso.web.engine.port import ChatEngine
 from notso.web.store.documents import DocumentStore, DocumentText, Library, PassageHit, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore, StoredMessage
 from notso.web.values.errors import Problem

@@ -15,7 +15,8 @@ from datetime import date
 
 from notso.documents.citations import replace_newlines
 from notso.documents.passages import Passage, estimated_tokens, group_passages
-from notso.web.engine.port import ChatEngine, Event, FixedPrefix, Message, Progress, QuoteSource, Request
+from notso.smollm3 import Event, FixedPrefix, Message, Progress, QuoteSource
+from notso.web.engine.port import ChatEngine, Request
 from notso.web.engine.running import RunningRequest, RunningRequests, submissions_for
 from notso.web.store.documents import DocumentText, StoredDocument
 from notso.web.store.protocol import Attachment, ChatStore

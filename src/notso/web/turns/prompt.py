@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, zip_longest
 
-from notso.web.engine.port import Message, Request, ToolCall
+from notso.smollm3 import Message, ToolCall
+from notso.web.engine.port import Request
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from notso.web.engine.port import Event, Progress
+from notso.smollm3 import Event, Progress
 from notso.web.store.protocol import StoredMessage
 from notso.web.turns.turn_log import AnswerStatus, Stat
 from notso.web.values.wording import format_rate, number, words

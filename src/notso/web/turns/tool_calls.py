@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from notso.web.engine.port import Tool, ToolCall
+from notso.smollm3 import Tool, ToolCall
 from notso.web.store.protocol import ToolUse
 from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.elicitation import CANCELLED, MAX_QUESTIONS, QUESTION_SECONDS, Elicitation, Reply

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from notso.web.engine.port import Request, Usage
+from notso.smollm3 import Usage
+from notso.web.engine.port import Request
 from notso.web.store.protocol import AnswerTrace, StoredMessage
 from notso.web.turns.every_part import DocumentPart
 from notso.web.turns.tool_calls import ToolOffer

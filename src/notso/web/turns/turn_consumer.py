@@ -12,7 +12,8 @@ from functools import partial
 from itertools import groupby, zip_longest
 from typing import Literal, TypeAlias, cast
 
-from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
+from notso.smollm3 import EngineLostError, Event, FinishReason, InvalidRequestError, Usage
+from notso.web.engine.port import Request
 from notso.web.engine.running import PreparedRequest, RunningRequest, RunningRequests, Submitter, submissions_for
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.markdown import RENDERER_VERSION

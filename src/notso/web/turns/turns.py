@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from notso.web.engine.port import FinishReason, Usage
+from notso.smollm3 import FinishReason, Usage
 from notso.web.engine.running import PreparedRequest, RunningRequest, RunningRequests
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.tools.elicitation import DECLINED, Elicitation, Reply, parse_form

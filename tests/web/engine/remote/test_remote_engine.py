@@ -19,9 +19,17 @@ from typing import Any
 import pytest
 from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
 
-from notso.smollm3 import EngineError, InvalidRequestError, MemoryBudget
+from notso.smollm3 import (
+    AdapterSource,
+    EngineError,
+    Event,
+    InvalidRequestError,
+    MemoryBudget,
+    Message,
+    RequestOptions,
+    SamplingParams,
+)
 from notso.web.api.engine import routes
-from notso.web.engine.port import AdapterSource, Event, Message, RequestOptions, SamplingParams
 from notso.web.engine.remote import engine_link
 from notso.web.engine.remote.engine_link import EngineLink
 from notso.web.engine.remote.remote_engine import RemoteSource

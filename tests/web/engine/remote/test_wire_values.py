@@ -37,6 +37,7 @@ from notso.smollm3 import (
     OutOfMemoryError,
     Progress,
     PromptEstimate,
+    PromptInput,
     QuoteSource,
     Replay,
     RequestOptions,
@@ -48,7 +49,7 @@ from notso.smollm3 import (
     ToolName,
     Usage,
 )
-from notso.web.engine.port import ChatEngine, PromptInput, Request
+from notso.web.engine.port import ChatEngine, Request
 from notso.web.engine.remote.engine_link import About
 from notso.web.engine.remote.wire_values import (
     ERRORS,

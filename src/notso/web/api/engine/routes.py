@@ -20,18 +20,19 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from notso.smollm3 import EngineError, NotsoError, Sentence
-from notso.web.api.shared.services import ApiServices
-from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
-from notso.web.engine.port import (
+from notso.smollm3 import (
     AdapterInfo,
-    ChatEngine,
+    EngineError,
     Event,
-    Generation,
+    NotsoError,
     PromptInput,
     RequestOptions,
     SamplingParams,
+    Sentence,
 )
+from notso.web.api.shared.services import ApiServices
+from notso.web.edge.access import FRONT_ENDS_ONLY, KeyRing, include_marked
+from notso.web.engine.port import ChatEngine, Generation
 from notso.web.engine.remote.engine_link import WIRE_PATH, About
 from notso.web.engine.remote.wire_values import METHODS, error_to_wire, from_wire, method_types, to_wire
 from notso.web.engine.running import OffLoop, RunningRequest

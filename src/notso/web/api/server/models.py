@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
+from notso.smollm3 import AdapterSource, EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Hint, Notes, Text, hint, invalid_field, works
 from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns, paginate
 from notso.web.api.shared.serializer import as_api_error
@@ -33,7 +33,6 @@ from notso.web.engine.model_names import (
     register_installed,
 )
 from notso.web.engine.models import InstalledModel, resolve_within
-from notso.web.engine.port import AdapterSource
 
 adapters_router = APIRouter()
 

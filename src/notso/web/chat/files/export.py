@@ -15,7 +15,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from notso.web.engine.port import Message
+from notso.smollm3 import Message
 from notso.web.store.protocol import Chat, ChatSnapshot, ChatStore, StoredMessage, ToolUse
 from notso.web.store.tree import path_to, shown_path
 from notso.web.turns.chat_settings import SETTING_NAMES, merge_settings

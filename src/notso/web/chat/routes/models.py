@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from starlette.responses import RedirectResponse
 
-from notso.smollm3 import official_files
+from notso.smollm3 import AdapterSource, official_files
 from notso.web.chat.chat_view import require
 from notso.web.chat.services import ChatServices
 from notso.web.chat.views import Fields, Page, status_context
@@ -17,7 +17,6 @@ from notso.web.edge.access import GUARDED, operator_only
 from notso.web.engine.downloads import create_switch_callback
 from notso.web.engine.model_names import register_installed
 from notso.web.engine.models import Inventory, adapter_files, resolve_within, scan_models
-from notso.web.engine.port import AdapterSource
 from notso.web.values.errors import NotsoError, Problem
 from notso.web.values.ids import is_id
 from notso.web.values.wording import words

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Response
 from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
-from notso.smollm3 import process_memory
+from notso.smollm3 import ModelError, RequestOptions, process_memory, thinking_set_by
 from notso.web.chat.chat_view import read_branch_if_any, require
 from notso.web.chat.context_gauge import measure_context, speculative_prefill
 from notso.web.chat.services import engine_and_registry
@@ -32,7 +32,6 @@ from notso.web.chat.views import (
 )
 from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import available_model_names, engine_if_loaded
-from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.store.documents import Library
 from notso.web.store.protocol import Chat, SettingValue, StoredMessage
 from notso.web.turns.chat_settings import (

@@ -17,13 +17,14 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from starlette.responses import JSONResponse
 
+from notso.smollm3 import ModelError, Replay, TokenLogprob
 from notso.web.chat.chat_view import read_branch, require
 from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.chat.submit import build_request, fork
 from notso.web.chat.views import Fields, FoundMessage, Page, find_chat, find_message, render_new_turn, render_page
 from notso.web.edge.access import GUARDED, USES_MODEL
 from notso.web.engine.model_names import resolve_model_choice
-from notso.web.engine.port import ChatEngine, ModelError, Replay, Request, TokenLogprob
+from notso.web.engine.port import ChatEngine, Request
 from notso.web.engine.running import submissions_for
 from notso.web.store.protocol import AnswerRun, AnswerTrace, StoredMessage
 from notso.web.turns.answer_trace import replay_request

@@ -22,8 +22,19 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
-from notso.smollm3 import EngineError, EngineLostError, Generation, Sentence
-from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo, Progress, PromptEstimate, Usage
+from notso.smollm3 import (
+    AdapterInfo,
+    EngineError,
+    EngineLostError,
+    EngineStats,
+    Event,
+    Generation,
+    ModelInfo,
+    Progress,
+    PromptEstimate,
+    Sentence,
+    Usage,
+)
 from notso.web.engine.remote.wire_values import error_from_wire, from_wire
 from notso.web.values.errors import EngineUnavailableError
 

@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from notso.smollm3 import EngineError, Generation
-from notso.web.engine.port import (
+from notso.smollm3 import (
     AdapterInfo,
     AdapterSource,
-    ChatEngine,
+    EngineError,
     EngineStats,
+    Generation,
     InvalidRequestError,
     ModelInfo,
     PromptInput,
     RequestOptions,
     SamplingParams,
 )
+from notso.web.engine.port import ChatEngine
 from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, validate_numbers
 from notso.web.engine.remote.wire_values import method_types, to_wire
 from notso.web.values.errors import EngineUnavailableError
