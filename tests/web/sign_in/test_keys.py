@@ -139,6 +139,10 @@ def test_browser_can_sign_in_to_a_loopback_server_with_a_key(start: Start, book:
     bob, _ = book.add("bob")
     assert ann.post("/login", data={"api_key": bob}).status_code == 303
     assert (ann.get("/").status_code, ann.get("/operator").status_code) == (200, 403)
+    assert [client.get("/login").text.count("Sign out") for client in (ann, anonymous)] == [0, 0]
+    book.revoke("bob")
+    assert ann.get("/login").text.count("Sign out") == 1, "the browser could not return to the local user"
+    assert ann.post("/login").headers["location"] == "/" and ann.get("/operator").status_code == 200
 
 
 async def all_usage(server: Any) -> Any:

@@ -34,7 +34,7 @@ class Provider(Protocol):
 
 @router.get("/login", dependencies=[PUBLIC])
 async def login_page(page: Page) -> Response:
-    return await page.respond("login.html", problem="", has_provider=_has_provider(page))
+    return await _login_response(page, 200, "")
 
 
 @router.post("/login", dependencies=[PUBLIC])
@@ -111,11 +111,11 @@ async def _begin_session(page: PageRequest, response: Response, caller: Caller |
 
 
 async def _login_response(page: PageRequest, status: int, problem: str) -> Response:
-    return await page.respond("login.html", status, problem=problem, has_provider=_has_provider(page))
-
-
-def _has_provider(page: PageRequest) -> bool:
-    return page.request.app.state.oidc is not None
+    # On an open server, only a browser whose key was revoked is denied access. The page offers it to become the local
+    # user, with a form without a key.
+    ring, has_provider = _key_ring(page), page.request.app.state.oidc is not None
+    is_revoked = ring.is_open and await ring.caller(page.request) is None
+    return await page.respond("login.html", status, problem=problem, has_provider=has_provider, is_revoked=is_revoked)
 
 
 async def _audit(page: PageRequest, caller: Caller, action: str) -> None:
