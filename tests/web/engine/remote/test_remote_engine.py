@@ -259,6 +259,7 @@ def test_lost_engine_is_reported_and_reconnected(start: Start, relayed: Relayed,
         ("/v1/chat/completions", CHAT),
         ("/v1/completions", {"prompt": "a"}),
         ("/tokenize", {"content": "a"}),
+        ("/detokenize", {"tokens": [5]}),
         ("/v1/messages/count_tokens", {"model": "scripted", **CHAT}),
     ],
 )

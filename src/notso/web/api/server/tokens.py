@@ -177,10 +177,11 @@ async def detokenize(request: Request, services: Services) -> Response:
             text = engine.detokenize(fields.tokens)
             return JSONResponse({"content": text, "prompt": text}, headers=headers)
 
-        try:
-            return await run_prompt_work(request, work)
-        except InvalidRequestError as error:
-            raise invalid_field("tokens", str(error)) from None
+        with api_errors():
+            try:
+                return await run_prompt_work(request, work)
+            except InvalidRequestError as error:
+                raise invalid_field("tokens", str(error)) from None
 
 
 @router.post("/chat/completions/input_tokens", dependencies=[GUARDED])
