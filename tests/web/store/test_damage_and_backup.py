@@ -156,6 +156,7 @@ def test_refused_backup_shows_the_sentence_of_the_server(
     for verb in ("backup", "dataset"):
         assert run_command_line([verb, str(tmp_path / "out"), "--from", server.address]) == 1
         assert "returned no backup: the disk has no room for a copy" in capsys.readouterr().err
+    assert server.client.get("/backup", headers={"Accept": "application/json"}).json()["error"]["code"] == "disk_full"
     page = server.client.get("/backup", headers={"Accept": "text/html, application/json"})
     assert page.status_code == 507 and page.headers["content-type"].startswith("text/html")
 

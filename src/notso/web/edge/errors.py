@@ -179,6 +179,7 @@ CODES = {
     429: "rate_limited",
     431: "request_too_large",
     503: "overloaded",
+    507: "disk_full",
 }
 
 
