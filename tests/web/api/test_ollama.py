@@ -101,6 +101,16 @@ def test_model_name_accepts_latest_tag_in_any_case(shared: Any) -> None:
     assert shared.client.post("/api/show", json={"model": f"{base}:7b"}).status_code == 404
 
 
+def test_go_client_shows_models(shared: Any) -> None:
+    # It sends all fields, also the older `name`, even if they are empty.
+    listed = shared.client.get("/api/tags").json()["models"][0]["name"]
+    empty = {"model": "", "system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    assert shared.client.post("/api/show", json=empty | {"model": listed}).status_code == 200
+    assert shared.client.post("/api/show", json=empty | {"name": listed}).status_code == 200
+    refused = shared.client.post("/api/show", json=empty)
+    assert (refused.status_code, refused.json()) == (400, {"error": "model is required"})
+
+
 def test_ollama_library_names_map_to_smollm3() -> None:
     info = ModelInfo("SmolLM3-3B", "", False, 1, 1, 4096)
     for name in ("smollm3", "smollm3:latest", "SmolLM3:3b", "smollm3-3b:latest"):

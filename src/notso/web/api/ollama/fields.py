@@ -224,7 +224,7 @@ class ShowFields(Fields):
     """The body of POST /api/show."""
 
     model: Label | None = None
-    name: Name | None = None
+    name: Label | None = None
     verbose: bool | None = None
 
 

@@ -243,7 +243,7 @@ async def show(request: Request, services: Services) -> Response:
     """Describe a model by any of its names."""
     fields, headers = await read_fields_and_headers(request, ShowFields, SHOW_NOTES, of_any_type=True)
     name = fields.model or fields.name
-    if name is None:
+    if not name:
         raise invalid_field("model", "model is required")
     host = services.shared.engine
     choice = await resolve_model_choice(services, resolve_ollama_name(name, host.default.info))
