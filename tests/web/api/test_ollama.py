@@ -111,6 +111,14 @@ def test_go_client_shows_models(shared: Any) -> None:
     assert (refused.status_code, refused.json()) == (400, {"error": "model is required"})
 
 
+def test_reported_version_has_the_responses_and_messages_apis(shared: Any) -> None:
+    # `codex --oss` stops at versions before 0.13.4; the Messages API began with 0.14.
+    reported = shared.client.get("/api/version").json()["version"]
+    assert tuple(map(int, reported.split("."))) >= (0, 14, 2)
+    for url in ("/v1/responses", "/v1/messages"):
+        assert shared.client.get(url).status_code == 405
+
+
 def test_ollama_library_names_map_to_smollm3() -> None:
     info = ModelInfo("SmolLM3-3B", "", False, 1, 1, 4096)
     for name in ("smollm3", "smollm3:latest", "SmolLM3:3b", "smollm3-3b:latest"):

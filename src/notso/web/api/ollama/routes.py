@@ -181,8 +181,9 @@ def with_tag(name: str) -> str:
 
 discovery_router = APIRouter()
 
-API_VERSION = "0.13.0"
-"""Version of Ollama whose API is implemented here. Clients may require a minimum version."""
+API_VERSION = "0.14.2"
+"""Version of Ollama whose APIs are implemented here. Clients require one that has OpenAI's Responses API (0.13.4 for
+Codex) and Anthropic's API (0.14)."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
