@@ -304,3 +304,11 @@ def test_date_of_an_unreadable_model_file_is_1970(path: str) -> None:
     removed = LocalModel("Other", Path(path), 5, "Q4_K_M", "folder", "no")
     entry = _installed_entry(InstalledModel("key", removed, in_use=False))
     assert entry["modified_at"].startswith("1970-01-01") and entry["size"] == 5
+
+
+@pytest.mark.parametrize(("quantization", "shown"), [("Q4_K_M", "Q4_K_M"), ("", "unknown")])
+def test_installed_models_have_all_details_before_loading(quantization: str, shown: str) -> None:
+    # Strictly typed clients show no models at all if one of them lacks a field.
+    model = LocalModel("Other", Path("/absent"), 5, quantization, "folder", "no")
+    details = _installed_entry(InstalledModel("key", model, in_use=False))["details"]
+    assert (details["parameter_size"], details["quantization_level"]) == ("", shown)

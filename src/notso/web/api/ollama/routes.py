@@ -187,7 +187,11 @@ Codex) and Anthropic's API (0.14)."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
-_FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
+# Both defaults are for models that have not been loaded. Zed and Roo Code show no models if one lacks these fields.
+_FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]} | {
+    "parameter_size": "",
+    "quantization_level": "unknown",
+}
 IGNORED_FORMATS = frozenset({"F32"})  # norms have this format even in quantized files
 
 
@@ -291,7 +295,7 @@ def _installed_entry(installed: InstalledModel) -> dict[str, Any]:
     # a hash of the model's name, and of the size and modification time of its file.
     model, modified = installed.model, modified_ns(installed.model.path)
     name = "-".join(model.name.lower().split())
-    details = _FILE_DETAILS | {"quantization_level": model.quantization or "unknown"}
+    details = _FILE_DETAILS | ({"quantization_level": model.quantization} if model.quantization else {})
     return _entry(with_tag(name), modified, model.size_bytes, repr((name, model.size_bytes, modified)), details)
 
 
