@@ -116,6 +116,44 @@ def test_past_web_search_call_is_left_out_of_prompt() -> None:
     assert normalize_input(asked.items, "resp_0")[1]["type"] == "web_search_call"
 
 
+def test_items_of_other_servers_tools_are_left_out_of_prompt_and_reported() -> None:
+    items = [
+        {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": [{"name": "search"}]},
+        {"type": "mcp_call", "server_label": "docs", "name": "search", "arguments": "{}", "output": "x", "error": None},
+        {"type": "image_generation_call", "id": "ig_1", "result": "AAAA", "status": "completed", "size": "1024x1024"},
+        {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "outputs": None},
+        {"type": "mcp_call", "id": "mcp_2", "server_label": "docs", "name": "search", "arguments": "{}", "output": "y"},
+    ]
+    asked = responses(ASK, *items, {"role": "assistant", "content": "Found."}, ASK)
+    assert [each.content for each in asked.messages] == ["Hello", "Found.", "Hello"]
+    left_out = ["mcp_list_tools", "mcp_call", "image_generation_call", "code_interpreter_call"]
+    assert [each.name for each in asked.hints] == left_out
+    assert all(each["id"] for each in normalize_input(asked.items, "resp_0"))
+
+
+def test_past_calls_of_custom_tools_stay_in_prompt() -> None:
+    # Codex sends them if a session that began with another model is continued.
+    patch = {"type": "custom_tool_call", "call_id": "call_1", "name": "apply_patch", "input": "*** Begin Patch"}
+    output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "Done."}
+    asked = responses(ASK, patch | {"status": "completed"}, output, ASK)
+    (call,) = asked.messages[1].tool_calls
+    assert (call.id, call.name, call.arguments) == ("call_1", "apply_patch", '{"input": "*** Begin Patch"}')
+    assert [(each.role, each.content) for each in asked.messages[2:]] == [("tool", "Done."), ("user", "Hello")]
+    assert asked.hints == () and all(each["id"] for each in normalize_input(asked.items, "resp_0"))
+
+
+def test_items_may_have_no_type_content_or_reasoning_kind() -> None:
+    answer = {"type": "message", "role": "assistant", "content": [], "status": "incomplete"}
+    reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "text", "text": "Hm."}]}
+    asked = responses({"type": None, **ASK}, reasoning, answer, ASK)
+    assert [(each.content, each.reasoning_content) for each in asked.messages] == [
+        ("Hello", None),
+        ("", "Hm."),
+        ("Hello", None),
+    ]
+    assert asked.hints == () and normalize_input(asked.items, "resp_0")[0]["type"] == "message"
+
+
 def test_compaction_is_reported_as_ignored() -> None:
     compaction = {"type": "compaction", "compact_threshold": 100_000}
     assert [each.name for each in responses(context_management=[compaction]).hints] == ["context_management"]

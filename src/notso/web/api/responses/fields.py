@@ -80,7 +80,7 @@ class MessageItem(Fields):
 class ReasoningText(Fields):
     """Reasoning text."""
 
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "text"]
     text: Text
 
 
@@ -107,10 +107,22 @@ class CallItem(Fields):
     status: Status = None
 
 
+class CustomCallItem(Fields):
+    """A past call of a tool that takes a text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Id
+    name: Name
+    input: Text
+    namespace: Name | None = None
+    id: Id | None = None
+    status: Status = None
+
+
 class CallOutputItem(Fields):
     """A tool's result."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Id
     output: Text | Parts
     id: Id | None = None
@@ -136,6 +148,45 @@ class WebSearchCallItem(Fields):
     status: Literal["in_progress", "searching", "completed", "failed"] | None = None
 
 
+class ServerItem(Fields):
+    """An item of a tool that another server ran, dropped from the prompt."""
+
+    type: Literal[
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "tool_search_call",
+        "tool_search_output",
+    ]
+    # All fields of these items are declared, so that only the type is reported as ignored.
+    id: Any = None
+    status: Any = None
+    call_id: Any = None
+    code: Any = None
+    container_id: Any = None
+    outputs: Any = None
+    result: Any = None
+    revised_prompt: Any = None
+    action: Any = None
+    background: Any = None
+    output_format: Any = None
+    quality: Any = None
+    size: Any = None
+    server_label: Any = None
+    tools: Any = None
+    error: Any = None
+    name: Any = None
+    arguments: Any = None
+    output: Any = None
+    approval_request_id: Any = None
+    approve: Any = None
+    reason: Any = None
+    execution: Any = None
+
+
 class ItemReference(Fields):
     """Reference to an item of a stored response."""
 
@@ -143,7 +194,16 @@ class ItemReference(Fields):
     id: Name
 
 
-FullItem = MessageItem | ReasoningItem | CallItem | CallOutputItem | SearchCallItem | WebSearchCallItem
+FullItem = (
+    MessageItem
+    | ReasoningItem
+    | CallItem
+    | CustomCallItem
+    | CallOutputItem
+    | SearchCallItem
+    | WebSearchCallItem
+    | ServerItem
+)
 AnyItem = Annotated[FullItem | ItemReference, Field(discriminator="type")]
 
 
@@ -394,6 +454,10 @@ WITHIN_RESPONSE: Notes = {
         "a PDF, office document, table, e-mail or text, given as `file_id`, or as `file_data` (base64 or a data URL) "
         "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id: URLs are not fetched",
+    ),
+    "custom_tool_call": works("in `input`: a past call; the prompt shows its text as the argument `input`"),
+    "mcp_call": works(
+        "in `input`: left out of the prompt and named as ignored, like all items of tools that another server ran"
     ),
     "item_reference": works("in `input`: refers to the stored input or output item with this `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),

@@ -13,6 +13,7 @@ from notso.documents.passages import estimated_tokens
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
+    RequestHint,
     check_depth,
     check_tool_names,
     find_hints,
@@ -21,6 +22,7 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     schema_grammar,
     strict_tool_names,
+    to_arguments_text,
     validate_tool_choice,
 )
 from notso.web.api.request_fields.sampling_fields import (
@@ -37,8 +39,10 @@ from notso.web.api.responses.fields import (
     SEARCH_RESULTS,
     WITHIN_RESPONSE,
     AllowedToolsChoice,
+    AnyItem,
     CallItem,
     CallOutputItem,
+    CustomCallItem,
     FileSearchTool,
     FullItem,
     FunctionChoice,
@@ -53,6 +57,7 @@ from notso.web.api.responses.fields import (
     SchemaFormat,
     SearchCallItem,
     SearchChoice,
+    ServerItem,
     WebSearchCallItem,
 )
 from notso.web.api.shared.api_request import ApiRequest
@@ -79,13 +84,16 @@ _ID_PREFIXES = {
     "function_call_output": "fco",
     "file_search_call": "fs",
     "web_search_call": "ws",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "cto",
 }
+_OTHER_ITEM = "itm"
 _ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
 
 
 def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) -> str:
     """Return an item's id, which contains the response's id."""
-    return f"{_ID_PREFIXES[kind]}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
+    return f"{_ID_PREFIXES.get(kind, _OTHER_ITEM)}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
 
 
 def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
@@ -206,7 +214,8 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     params = create_sampling_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
     items = [] if isinstance(fields.input, str) else fields.input
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
-    full_items = [item for item in items if not isinstance(item, ItemReference | SearchCallItem | WebSearchCallItem)]
+    left_out = ItemReference | SearchCallItem | WebSearchCallItem | ServerItem
+    full_items = [item for item in items if not isinstance(item, left_out)]
     conversation = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(full_items))
     functions = _functions(fields)
     tools = _tools(fields, functions)
@@ -215,7 +224,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         prompts=(),
         params=(params,),
         names=NAMES,
-        hints=find_hints(fields, typed),
+        hints=(*find_hints(fields, typed), *_left_out(items)),
         options=RequestOptions(
             thinking=effort != "none",
             tools=tools,
@@ -243,6 +252,14 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     return api_request.continue_from(())
 
 
+def _left_out(items: Sequence[AnyItem]) -> Iterable[RequestHint]:
+    hints: dict[str, RequestHint] = {}
+    for number, item in enumerate(items):
+        if isinstance(item, ServerItem):
+            hints.setdefault(item.type, RequestHint(item.type, f"input.{number}", False))
+    return hints.values()
+
+
 def _add_item_types(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
     # Adds the type to messages and references, which may omit it, and replaces references with the items in `stored`.
     items = body.get("input")
@@ -254,8 +271,12 @@ def _add_item_types(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapp
 def _add_item_type(item: Any, stored: Mapping[str, Item]) -> Any:
     if not isinstance(item, dict):
         return item
-    if "role" in item and "type" not in item:
-        return {"type": "message", **item}
+    if "role" in item and item.get("type") is None:
+        item = {"type": "message"} | {name: value for name, value in item.items() if name != "type"}
+    if item.get("role") == "assistant" and item.get("content") == []:  # an answer that ended before its text
+        item = {**item, "content": ""}
+    if item.get("type") == "message":
+        return item
     is_reference = item.get("type", "item_reference") in ("item_reference", None) and item.keys() <= {"type", "id"}
     if not is_reference:
         return item
@@ -277,18 +298,23 @@ def _messages(items: Sequence[FullItem]) -> Iterator[Message]:
 
 
 def _is_assistant(item: FullItem) -> bool:
-    return isinstance(item, ReasoningItem | CallItem) or (isinstance(item, MessageItem) and item.role == "assistant")
+    is_answer = isinstance(item, MessageItem) and item.role == "assistant"
+    return is_answer or isinstance(item, ReasoningItem | CallItem | CustomCallItem)
 
 
 def _assistant_message(items: Sequence[FullItem]) -> Message:
     reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
     texts = [join_text(item.content) for item in items if isinstance(item, MessageItem)]
     calls = tuple(
-        ToolCall(item.call_id, qualified_name(item.name, item.namespace), item.arguments)
+        ToolCall(item.call_id, qualified_name(item.name, item.namespace), _arguments(item))
         for item in items
-        if isinstance(item, CallItem)
+        if isinstance(item, CallItem | CustomCallItem)
     )
     return Message("assistant", "\n".join(texts), "\n".join(reasoning) or None, calls)
+
+
+def _arguments(item: CallItem | CustomCallItem) -> str:
+    return item.arguments if isinstance(item, CallItem) else to_arguments_text({"input": item.input})
 
 
 def qualified_name(name: str, namespace: str | None) -> str:
