@@ -101,6 +101,37 @@ def test_errors_outside_the_api_are_json_except_for_browsers(server: Any, path: 
     assert answer.status_code == 404 and answer.text.startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"accept": "application/json"},
+        {"accept": "*/*", "authorization": "Bearer none"},
+        {"accept": "*/*", "x-api-key": "none"},
+    ],
+)
+def test_programs_without_v1_in_their_address_list_models(server: Any, headers: dict[str, str]) -> None:
+    answer = server.client.get("/models", headers=headers)
+    assert answer.json() == server.client.get("/v1/models").json()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"accept": "text/html,application/json", "authorization": "Bearer of-a-proxy"},
+        {"accept": "application/json", "hx-request": "true"},
+        {"accept": "*/*"},
+    ],
+)
+def test_browsers_get_the_models_page(server: Any, headers: dict[str, str]) -> None:
+    assert "text/html" in server.client.get("/models", headers=headers).headers["content-type"]
+
+
+def test_list_of_models_without_v1_requires_the_key(start: Start) -> None:
+    server = start(ScriptedEngine, api_key="a key of twenty letters").ready()
+    refused = server.client.get("/models", headers={"authorization": "Bearer wrong"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
 def test_trailing_slash_is_redirected_with_relative_address(server: Any) -> None:
     """Behind a proxy that terminates TLS, an absolute address would have the scheme http."""
     answer = server.client.post("/v1/chat/completions/?a=b", json={"messages": HELLO})
