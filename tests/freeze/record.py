@@ -74,6 +74,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "smollm3", "messages": HELLO, "stream": False},
     "/api/generate": {"model": "smollm3", "prompt": "What is notso?", "stream": False},
     "/api/show": {"model": "smollm3"},
+    "/api/pull": {"model": "smollm3"},
     "/completion": {"prompt": "one two"},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "a.gguf"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},

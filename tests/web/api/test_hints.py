@@ -576,6 +576,7 @@ OTHER_ENDPOINTS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/embeddings", {"input": "one", "task": "retrieval"}, "task, odd"),
     ("/v1/vector_stores", {"name": "Birds"}, "odd"),
     ("/api/show", {"model": "scripted"}, "odd"),
+    ("/api/pull", {"model": "scripted", "stream": False}, "odd"),
 ]
 
 

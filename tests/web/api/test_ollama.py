@@ -85,11 +85,23 @@ def test_ollama_client_lists_and_shows_models(client: Any) -> None:
 def test_ollama_client_raises_response_errors(client: Any) -> None:
     ollama = pytest.importorskip("ollama")
     with pytest.raises(ollama.ResponseError) as refused:
-        client.pull("notso-demo")
+        client.pull("llama3.2")
     assert refused.value.status_code == 400 and "not" in refused.value.error
     with pytest.raises(ollama.ResponseError) as unknown:
         client.chat(model="llama3.2", messages=HELLO)
     assert unknown.value.status_code == 404
+
+
+def test_installed_model_is_pulled_without_a_download(shared: Any) -> None:
+    # `codex --oss -m NAME` pulls a model that is listed as NAME:latest.
+    listed = shared.client.get("/api/tags").json()["models"][0]["name"]
+    for name in (listed, listed.removesuffix(":latest")):
+        assert lines_of(shared.client.post("/api/pull", json={"name": name})) == [{"status": "success"}]
+        whole = shared.client.post("/api/pull", json={"model": name, "stream": False})
+        assert whole.json() == {"status": "success"}
+    refused = shared.client.post("/api/pull", json={"name": "llama3.2", "stream": True})
+    assert refused.status_code == 400 and "notso pull" in refused.json()["error"]
+    assert shared.client.post("/api/pull", json={}).json() == {"error": "model is required"}
 
 
 def test_model_name_accepts_latest_tag_in_any_case(shared: Any) -> None:

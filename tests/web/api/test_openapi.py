@@ -154,6 +154,7 @@ def test_responses_match_documented_schemas(served: Any, document: dict[str, Any
     ask("POST /api/embed", json={"input": "a"})
     ask("POST /api/embeddings", json={"prompt": "a"})
     ask("POST /api/show", json={"model": "smollm3"})
+    ask("POST /api/pull", json={"model": "smollm3", "stream": False})
     heads = {name for name in told if name.startswith("HEAD")}
     assert told.keys() - REFUSED - seen - heads == OF_OTHER_TESTS
 

@@ -41,7 +41,7 @@ BODIES: dict[str, dict[str, Any]] = {
     r"(/v1)?/responses(/input_tokens)?": {"model": "smollm3", "input": "WHO"},
     r"/api/chat": MESSAGES | {"model": "smollm3", "stream": False},
     r"/api/generate": {"model": "smollm3", "prompt": "WHO", "stream": False},
-    r"/api/show": {"model": "smollm3"},
+    r"/api/(show|pull)": {"model": "smollm3"},
     r"/tokenize": {"content": "WHO"},
     r"/detokenize": {"tokens": [1]},
     r"/apply-template|/import": MESSAGES,

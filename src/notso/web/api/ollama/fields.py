@@ -228,6 +228,15 @@ class ShowFields(Fields):
     verbose: bool | None = None
 
 
+class PullFields(Fields):
+    """The body of POST /api/pull."""
+
+    model: Label | None = None
+    name: Label | None = None
+    stream: bool | None = None
+    insecure: Annotated[bool | None, Hint(done=(False,))] = None
+
+
 class EmbedFields(Fields):
     """The body of POST /api/embed."""
 
@@ -309,6 +318,13 @@ SHOW_NOTES: Notes = {
     "model": works("any name of the model"),
     "name": works("older name for `model`"),
     "verbose": inert("no effect"),
+}
+
+PULL_NOTES: Notes = {
+    "model": works("any name of an installed model; other models are not downloaded"),
+    "name": works("older name for `model`"),
+    "stream": works("true (default): respond with JSON lines"),
+    "insecure": hint("nothing is downloaded", "false"),
 }
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {

@@ -1,7 +1,7 @@
 """Ollama's endpoints: chat, generate, embeddings, and discovery of version, models and capabilities.
 
-An answer is a single JSON object, or a stream of JSON lines, the last of which has `done` set. Endpoints for model
-management return errors.
+An answer is a single JSON object, or a stream of JSON lines, the last of which has `done` set. Endpoints that change
+models return errors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from starlette.responses import JSONResponse, Response
 from notso.extras import installed_release
 from notso.smollm3 import Event, Message, ModelInfo
 from notso.web.api.ollama.fields import (
+    PULL_NOTES,
     SHOW_NOTES,
     OllamaRequest,
+    PullFields,
     ShowFields,
     encode_context,
     parse_chat,
@@ -417,10 +419,33 @@ async def _embeddings(request: Request, api_request: EmbeddingRequest) -> tuple[
 
 
 @router.post("/api/pull", dependencies=[GUARDED])
+async def pull(request: Request, services: Services) -> Response:
+    """Report success for an installed model. Others are not downloaded."""
+    # Programs pull a model before its first use, or if /api/tags lists its name only with a tag.
+    fields, headers = await read_fields_and_headers(request, PullFields, PULL_NOTES, of_any_type=True)
+    name = fields.model or fields.name
+    if not name:
+        raise invalid_field("model", "model is required")
+    try:
+        await resolve_model_choice(services, resolve_ollama_name(name, services.shared.engine.default.info))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise _not_managed() from error
+    success = {"status": "success"}
+    if fields.stream is False:
+        return JSONResponse(success, headers=headers)
+    return Response(as_json(success) + "\n", headers=headers, media_type=MEDIA_TYPE)
+
+
+def _not_managed() -> ApiError:
+    return ApiError(400, "not_supported", "this API does not manage models; use `notso pull` or the Models page")
+
+
 @router.post("/api/push", dependencies=[GUARDED])
 @router.post("/api/create", dependencies=[GUARDED])
 @router.post("/api/copy", dependencies=[GUARDED])
 @router.delete("/api/delete", dependencies=[GUARDED])
 async def manage() -> Response:
     """Not supported: models are managed by the web page and the command line."""
-    raise ApiError(400, "not_supported", "this API does not manage models; use `notso pull` or the Models page")
+    raise _not_managed()

@@ -77,6 +77,7 @@ ENDPOINTS = (
     Endpoint("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
     Endpoint("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.OPTION_NOTES),
     Endpoint("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
+    Endpoint("POST /api/pull", "Ollama", ollama.PullFields, ollama.PULL_NOTES, {}),
     Endpoint("POST /api/embed", "Ollama", ollama.EmbedFields, ollama.EMBED_NOTES, ollama.OPTION_NOTES),
     Endpoint("POST /api/embeddings", "Ollama", ollama.EmbeddingFields, ollama.EMBEDDING_NOTES, ollama.OPTION_NOTES),
     Endpoint("POST /completion", "llama-server", NativeFields, NATIVE_NOTES, WITHIN_NATIVE),

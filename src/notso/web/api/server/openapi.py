@@ -201,7 +201,7 @@ COMPONENTS: dict[str, Any] = {
 REFUSED = frozenset(
     (
         *(f"POST {prefix}/{name}" for prefix in ("", "/v1") for name in ("rerank", "reranking", "infill")),
-        *(f"POST /api/{name}" for name in ("pull", "push", "create", "copy")),
+        *(f"POST /api/{name}" for name in ("push", "create", "copy")),
         "DELETE /api/delete",
     )
 )
@@ -215,7 +215,7 @@ STREAMED = {
         ),
         "text/event-stream",
     ),
-    **dict.fromkeys(("POST /api/chat", "POST /api/generate"), "application/x-ndjson"),
+    **dict.fromkeys(("POST /api/chat", "POST /api/generate", "POST /api/pull"), "application/x-ndjson"),
 }
 """Operations that can stream their response, and the media type of the stream."""
 
@@ -304,6 +304,7 @@ _BODIES: dict[str, Any] = {
         "model_info": "object",
         "capabilities": ["string"],
     },
+    "POST /api/pull": {"status": "string"},
     "POST /tokenize": {"tokens": ["any"], "count?": "integer", "max_model_len?": "integer", "token_strs?": ["string"]},
     "POST /detokenize": {"content": "string", "prompt": "string"},
     "GET /tokenizer_info": {
