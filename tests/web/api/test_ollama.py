@@ -285,6 +285,15 @@ def test_json_body_is_accepted_with_form_content_type(shared: Any) -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("think", ["minimal", "", 3, {"type": "enabled"}])
+def test_error_for_think_names_all_values(shared: Any, think: Any) -> None:
+    ask = {"messages": HELLO, "think": think}
+    told = shared.client.post(CHAT, json=ask).json()["error"]
+    assert told == "this value of think is not supported: use true, false, low, medium, high or max"
+    error = shared.client.post("/v1/chat/completions", json=ask | {"think": "fast"}).json()["error"]
+    assert error["param"] == "think" and "xhigh" in error["message"]
+
+
 def test_errors_use_ollama_format(shared: Any) -> None:
     for method, url, status in (("GET", "/api/nothing", 404), ("GET", CHAT, 405), ("POST", "/api/pull", 400)):
         answer = shared.client.request(method, url)

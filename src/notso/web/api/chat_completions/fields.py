@@ -325,7 +325,10 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "thinking": works(
         "true, false, or an object with `type` (`enabled`, `disabled` or `adaptive`) and optionally `budget_tokens`"
     ),
-    "think": works("true, false, or an effort, as in `reasoning_effort`"),
+    "think": works(
+        "true, false, or an effort, as in `reasoning_effort`",
+        "use true, false, minimal, low, medium, high, xhigh or max",
+    ),
     "reasoning": works(
         "an object with `enabled` (true or false); `effort`, like `reasoning_effort`; `max_tokens`, like "
         "`thinking_budget`; and `exclude`, the opposite of `include_reasoning`"

@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import Grammar, ToolChoice, ToolName
@@ -328,8 +329,15 @@ def check_depth(param: str, schema: object) -> None:
 def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
     # Some messages replace pydantic's, which would repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
-    # A union reports an error per alternative; the deepest error probably concerns the intended alternative.
-    fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _PRIORITIES.get(each["type"], 0)))
+
+    # A union reports an error per alternative; the deepest error probably concerns the intended alternative. Of equally
+    # deep ones, an error with advice is preferred, because the advice names all alternatives.
+    def rank(fault: ErrorDetails) -> tuple[int, int]:
+        path, kind = _path(fault["loc"], body), fault["type"]
+        is_advised = kind == "literal_error" and path[-1:] and path[-1] in notes and notes[str(path[-1])].advice
+        return len(path), 1 if is_advised else _PRIORITIES.get(kind, 0)
+
+    fault = max(faults, key=rank)
     path = _parent_path(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
     param = ".".join(map(str, path))
     shown = to_printable(param or "the body")
