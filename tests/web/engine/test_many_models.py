@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,13 +226,16 @@ def test_keep_alive_sets_model_expiration(start: Start, folder: Path) -> None:
     def until(**body: Any) -> list[str]:
         answer = server.client.post("/api/chat", json={"messages": HELLO, "stream": False} | body)
         assert answer.status_code == 200, answer.text
-        return [each["expires_at"][:4] for each in server.client.get("/api/ps").json()["models"]]
+        listed = [each["expires_at"] for each in server.client.get("/api/ps").json()["models"]]
+        for each in listed:  # programs show the time in their own time zone
+            datetime.fromisoformat(each).astimezone(timezone(timedelta(hours=14)))
+        return [each[:4] for each in listed]
 
-    assert until(model="two-q8_0", keep_alive=-1) == ["9999", "9999"]
-    assert until(model="two-q8_0", keep_alive=2**63 - 1) == ["9999", "9999"]
-    assert until(model="two-q8_0", keep_alive=8000 * 366 * 86_400) == ["9999", "9999"]
-    assert until(model="two-q8_0", keep_alive="1h30m")[1] != "9999"
-    assert until(keep_alive="5m")[0] != "9999"
+    assert until(model="two-q8_0", keep_alive=-1) == ["2200", "2200"]
+    assert until(model="two-q8_0", keep_alive=2**63 - 1) == ["2200", "2200"]
+    assert until(model="two-q8_0", keep_alive=7972 * 366 * 86_400) == ["2200", "2200"]
+    assert until(model="two-q8_0", keep_alive="1h30m")[1] != "2200"
+    assert until(keep_alive="5m")[0] != "2200"
     gone = server.client.post("/api/generate", json={"model": "two-q8_0", "keep_alive": 0}).json()
     assert gone["done_reason"] == "unload"
     server.wait(lambda: shelf.order[-1] == "close Two-Q8_0")

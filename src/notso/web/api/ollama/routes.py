@@ -57,6 +57,7 @@ from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import LATEST, accepted_names, model_id, other_installed_models
 from notso.web.engine.models import InstalledModel
+from notso.web.values.durations import MAX_SECONDS
 from notso.web.values.wording import words
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -188,7 +189,9 @@ API_VERSION = "0.14.2"
 Codex) and Anthropic's API (0.14)."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
-NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
+# Expiry of a model that stays loaded, about as distant as in Ollama. Python cannot convert the year 9999 to time zones
+# east of UTC.
+NEVER = "2200-01-01T00:00:00Z"
 # Both defaults are for models that have not been loaded. Zed and Roo Code show no models if one lacks these fields.
 _FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]} | {
     "parameter_size": "",
@@ -239,10 +242,9 @@ async def running_models(services: Services) -> Response:
 
 
 def _expiry(idle_timeout_s: float) -> str:
-    try:
-        return NEVER if idle_timeout_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=idle_timeout_s))
-    except OverflowError:  # after the year 9999
+    if not 0 <= idle_timeout_s <= MAX_SECONDS:
         return NEVER
+    return timestamp(datetime.now(UTC) + timedelta(seconds=idle_timeout_s))
 
 
 @discovery_router.post("/api/show", dependencies=[GUARDED])
