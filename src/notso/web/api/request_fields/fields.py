@@ -26,7 +26,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import Grammar, ToolChoice, ToolName
@@ -332,7 +331,7 @@ def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes)
 
     # A union reports an error per alternative; the deepest error probably concerns the intended alternative. Of equally
     # deep ones, an error with advice is preferred, because the advice names all alternatives.
-    def rank(fault: ErrorDetails) -> tuple[int, int]:
+    def rank(fault: Any) -> tuple[int, int]:
         path, kind = _path(fault["loc"], body), fault["type"]
         is_advised = kind == "literal_error" and path[-1:] and path[-1] in notes and notes[str(path[-1])].advice
         return len(path), 1 if is_advised else _PRIORITIES.get(kind, 0)
