@@ -75,7 +75,7 @@ from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, is
 from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
-from notso.web.edge.unversioned import UnversionedModels
+from notso.web.edge.unversioned import UnversionedPaths
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import ModelRegistry
@@ -261,7 +261,7 @@ def create_app(
             Middleware(PeerAddress),
             Middleware(ProxyHeadersMiddleware, trusted_hosts=trusted_proxies),
             Middleware(BasePath, configured=settings.base_path, trusted_proxies=trusted_proxies),
-            Middleware(UnversionedModels),
+            Middleware(UnversionedPaths),
             Middleware(AccessLog),
             Middleware(ChunkedBodies),
             Middleware(RequestMetrics, metrics=parts.api.metrics),

@@ -126,6 +126,16 @@ def test_browsers_get_the_models_page(server: Any, headers: dict[str, str]) -> N
     assert "text/html" in server.client.get("/models", headers=headers).headers["content-type"]
 
 
+def test_anthropic_api_is_served_without_v1(server: Any) -> None:
+    # The AI SDK and Cline append /messages to the configured address, Anthropic's own client /v1/messages.
+    ask = {"messages": HELLO, "max_tokens": 9}
+    told = server.client.post("/messages", json=ask, headers=ANTHROPIC).json()
+    assert (told["type"], told["content"][0]["text"]) == ("message", "Hi")
+    assert server.client.post("/messages/count_tokens", json={"messages": HELLO}).json()["input_tokens"] > 0
+    refused = server.client.post("/messages", json={"messages": HELLO}).json()
+    assert refused["type"] == "error" and refused["error"]["param"] == "max_tokens"
+
+
 def test_list_of_models_without_v1_requires_the_key(start: Start) -> None:
     server = start(ScriptedEngine, api_key="a key of twenty letters").ready()
     refused = server.client.get("/models", headers={"authorization": "Bearer wrong"})

@@ -1,4 +1,4 @@
-"""The list of models for programs that omit /v1. The path /models is also that of a page."""
+"""Paths for programs that omit /v1: the list of models, whose path is also that of a page, and Anthropic's API."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from starlette.types import Receive, Scope, Send
 
 from notso.web.edge.security import HttpMiddleware, header_values
 
-PAGE, LIST = "/models", "/v1/models"
+PAGE = "/models"
+PATHS = frozenset({PAGE, "/messages", "/messages/count_tokens"})
 
 
-class UnversionedModels(HttpMiddleware):
-    """Treats `GET /models` as `GET /v1/models` if a program sent it."""
+class UnversionedPaths(HttpMiddleware):
+    """Adds /v1 to the paths in PATHS; to that of the page only if a program sent the request."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == PAGE and scope["method"] in ("GET", "HEAD") and _is_program(scope):
-            scope.update(path=LIST, raw_path=LIST.encode())
+        path = scope["path"]
+        if path in PATHS and (path != PAGE or (scope["method"] in ("GET", "HEAD") and _is_program(scope))):
+            scope.update(path=f"/v1{path}", raw_path=f"/v1{path}".encode())
         await self._app(scope, receive, send)
 
 
