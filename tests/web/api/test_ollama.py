@@ -117,7 +117,8 @@ def test_go_client_shows_models(shared: Any) -> None:
     # It sends all fields, also the older `name`, even if they are empty.
     listed = shared.client.get("/api/tags").json()["models"][0]["name"]
     empty = {"model": "", "system": "", "template": "", "verbose": False, "options": None, "name": ""}
-    assert shared.client.post("/api/show", json=empty | {"model": listed}).status_code == 200
+    shown = shared.client.post("/api/show", json=empty | {"model": listed})
+    assert shown.status_code == 200 and "x-notso-ignored" not in shown.headers
     assert shared.client.post("/api/show", json=empty | {"name": listed}).status_code == 200
     refused = shared.client.post("/api/show", json=empty)
     assert (refused.status_code, refused.json()) == (400, {"error": "model is required"})

@@ -226,6 +226,8 @@ class ShowFields(Fields):
     model: Label | None = None
     name: Label | None = None
     verbose: bool | None = None
+    system: Annotated[Text | None, Hint(done=("",))] = None
+    template: Annotated[Text | None, Hint(done=("",))] = None
 
 
 class PullFields(Fields):
@@ -318,6 +320,8 @@ SHOW_NOTES: Notes = {
     "model": works("any name of the model"),
     "name": works("older name for `model`"),
     "verbose": inert("no effect"),
+    "system": hint("the model is shown unchanged", "an empty string"),
+    "template": hint("the model is shown unchanged", "an empty string"),
 }
 
 PULL_NOTES: Notes = {
