@@ -28,10 +28,12 @@ def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(small_tokenizer)
 
 
-def draw(output: StructuredOutput, tokenizer: Tokenizer, limit: int, seed: int) -> tuple[str, bool]:
-    """Return an answer of uniformly drawn tokens, and whether it ended within its limit."""
+def draw(
+    output: StructuredOutput, tokenizer: Tokenizer, limit: int, seed: int, most: int | None = None
+) -> tuple[str, bool]:
+    """Return an answer of uniformly drawn tokens, or its first `most`, and whether it ended within its limit."""
     chance, tokens = np.random.default_rng(seed), []
-    while len(tokens) < limit and not output.is_over:
+    while len(tokens) < (most or limit) and not output.is_over:
         logits = output.restrict(chance.standard_normal(tokenizer.vocab_size).astype(np.float32), False)
         left = limit - len(tokens) - 1
         token = int(logits.argmax())
@@ -205,9 +207,12 @@ def test_long_text_answer_with_tools_is_not_begun_near_the_limit(
     assert output.permits(small_tokenizer.encode("c")[0], False, 200)
 
 
-def test_nested_text_answer_ends_with_tools_as_without(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("limit", [100, pytest.param(600, marks=pytest.mark.long("engine"))])
+def test_nested_text_answer_ends_with_tools_as_without(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, limit: int
+) -> None:
     """The length of tool calls does not matter after the first token of the answer."""
-    deeper, limit = small_tokenizer.encode("a")[0], 600
+    deeper, spent = small_tokenizer.encode("a")[0], []
     for tools in (None, [WEATHER]):
         grammar = Grammar("lark", 'start: "a" start "b" | "c"')
         output = structured(grammars, small_tokenizer, RequestOptions(grammar=grammar, tools=tools, thinking=False))
@@ -221,6 +226,9 @@ def test_nested_text_answer_ends_with_tools_as_without(grammars: GrammarCompiler
             if output.is_over:
                 break
         assert output.is_over
+        assert output._matcher is not None and output._matcher._limit is not None
+        spent.append(output._matcher._limit._spent)
+    assert spent[1] <= 1.05 * spent[0]  # 14 % more where the length of calls is added, 0.4 % where it is not
 
 
 def test_number_in_a_call_beside_a_text_answer_is_limited(
@@ -243,7 +251,7 @@ def test_answer_that_cannot_end_within_its_limit_is_truncated(
     options = of_schema({"type": "array", "items": INTEGER, "minItems": 200})
     cut, ended = draw(structured(grammars, small_tokenizer, options), small_tokenizer, 20, 1)
     assert not ended
-    assert draw(structured(grammars, small_tokenizer, options), small_tokenizer, 2_000, 1)[0].startswith(cut)
+    assert draw(structured(grammars, small_tokenizer, options), small_tokenizer, 2_000, 1, most=20)[0] == cut
 
 
 def test_no_search_is_done_far_from_the_limit(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:
