@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +33,17 @@ SETTINGS = (
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.2},
     {"temperature": 1.0, "top_k": 500, "top_p": 0.9},
 )
+SIZES = (1, 2, 300, 20_000)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("options", SETTINGS, ids=str)
-@pytest.mark.parametrize("size", [1, 2, 300, 20_000])
+def combinations() -> Iterator[Any]:
+    """Yield every combination. By default, each pair of two values runs."""
+    for (row, shape), (column, options), (at, size) in product(*map(enumerate, (SHAPES, SETTINGS, SIZES))):
+        marks = () if (row + column) % len(SIZES) == at else pytest.mark.long("engine")
+        yield pytest.param(shape, options, size, id=f"{size}-{options}-{shape}", marks=marks)
+
+
+@pytest.mark.parametrize(("shape", "options", "size"), [*combinations()])
 def test_sampling_among_many_candidates_equals_ranking_all(
     monkeypatch: pytest.MonkeyPatch, shape: str, options: dict[str, float], size: int
 ) -> None:
