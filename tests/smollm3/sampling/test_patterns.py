@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections import Counter
+from functools import cache
 
 import llguidance
 import pytest
@@ -176,9 +177,12 @@ def answer(pattern: str, drawn: random.Random) -> str | None:
     return None
 
 
+converted = cache(library_pattern)  # takes most of the time of this file
+
+
 def refusal_of(pattern: str) -> str | None:
     try:
-        library = library_pattern(pattern)
+        library = converted(pattern)
     except PatternError as error:
         return str(error)
     matcher = matcher_of(library)
@@ -205,7 +209,7 @@ def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
         texts, refusal = [writer.text() for _ in range(TEXTS)], refusal_of(pattern)
         answers = []
         if refusal is None:
-            library = library_pattern(pattern)
+            library = converted(pattern)
             answers = [text for _ in range(ANSWERS) if (text := answer(library, writer.random)) is not None]
         rows.append((pattern, refusal, texts, answers))
     judged = subprocess.run(
