@@ -70,12 +70,11 @@ from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4_network, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
-from notso.web.edge.base_path import BasePath
 from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, is_api
 from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
+from notso.web.edge.request_paths import BasePath, UnversionedPaths
 from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
-from notso.web.edge.unversioned import UnversionedPaths
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import ModelRegistry

@@ -27,8 +27,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from notso.documents.values import unreadable
 from notso.web.edge.access import KeyRing, caller_of, owner_of, peer_of
 from notso.web.edge.assets import Assets, accepts_gzip
-from notso.web.edge.base_path import BasePathExtension, base_path
 from notso.web.edge.errors import is_api
+from notso.web.edge.request_paths import BasePathExtension, base_path
 from notso.web.rendering.extensions import translate_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage, ToolUse

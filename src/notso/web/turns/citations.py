@@ -15,7 +15,7 @@ from notso.documents.citations import (
     locate_quote,
     revision_of,
 )
-from notso.web.edge.base_path import base_path
+from notso.web.edge.request_paths import base_path
 from notso.web.store.documents import Citation, DocumentStore, DocumentText
 from notso.web.store.protocol import StoredMessage
 from notso.web.values.wording import words

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 from notso.web.chat.chat_view import read_shown, require
 from notso.web.chat.views import Fields, FoundChat, Page, PageRequest
 from notso.web.edge.access import GUARDED, PUBLIC, audited
-from notso.web.edge.base_path import base_path
+from notso.web.edge.request_paths import base_path
 from notso.web.rendering.mathml import convert_formulas
 from notso.web.store.protocol import MOST_SHOWN, Chat, ShareLink
 from notso.web.values.durations import current_ms

@@ -34,7 +34,7 @@ class Provider(Protocol):
 
 @router.get("/login", dependencies=[PUBLIC])
 async def login_page(page: Page) -> Response:
-    return await _login_response(page, 200, "")
+    return await _login_response(page, _key_ring(page), 200, "")
 
 
 @router.post("/login", dependencies=[PUBLIC])
@@ -45,7 +45,7 @@ async def login(page: Page, fields: Fields) -> Response:
     caller = await ring.caller_for_key(key)
     if caller is None and ring.rejects(key):
         await _audit(page, NOBODY, "used a wrong key")
-        return await _login_response(page, 403, words["login_wrong"])
+        return await _login_response(page, ring, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
     await _begin_session(page, response, caller, secure=_is_secure(page))
     return response
@@ -59,7 +59,7 @@ async def redirect_to_provider(page: Page) -> Response:
     try:
         response = RedirectResponse(await provider.begin(browser), 303)
     except SignInError as error:
-        return await _login_response(page, 502, str(error))
+        return await _login_response(page, _key_ring(page), 502, str(error))
     flow = cookie_name(page.request, FLOW_COOKIE)
     response.set_cookie(flow, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
     return response
@@ -77,7 +77,7 @@ async def provider_callback(page: Page) -> Response:
         caller = await provider.finish(browser, query.get("state", ""), query.get("code", ""))
     except SignInError as error:
         await _audit(page, NOBODY, "could not sign in")
-        return await _login_response(page, 403, str(error))
+        return await _login_response(page, _key_ring(page), 403, str(error))
     # Instead of a redirect, return a page that navigates to the chats, because browsers do not send a SameSite=Strict
     # cookie with a navigation that another site initiated.
     response = await page.respond("signed_in.html")
@@ -110,10 +110,10 @@ async def _begin_session(page: PageRequest, response: Response, caller: Caller |
         await _audit(page, caller, "signed in")
 
 
-async def _login_response(page: PageRequest, status: int, problem: str) -> Response:
+async def _login_response(page: PageRequest, ring: KeyRing, status: int, problem: str) -> Response:
     # On an open server, only a browser whose key was revoked is denied access. The page offers it to become the local
     # user, with a form without a key.
-    ring, has_provider = _key_ring(page), page.request.app.state.oidc is not None
+    has_provider = page.request.app.state.oidc is not None
     is_revoked = ring.is_open and await ring.caller(page.request) is None
     return await page.respond("login.html", status, problem=problem, has_provider=has_provider, is_revoked=is_revoked)
 

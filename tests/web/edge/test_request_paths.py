@@ -15,7 +15,7 @@ import httpx
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.web.edge.base_path import BasePathExtension
+from notso.web.edge.request_paths import BasePathExtension
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
 

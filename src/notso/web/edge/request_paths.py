@@ -1,7 +1,8 @@
-"""The base path under which a proxy publishes the server, such as /chat.
+"""Paths of requests that differ from the paths of routes.
 
-Routes are declared without the base path. `BasePath` removes it from the paths of requests and adds it to paths in
-response headers; `BasePathExtension` adds it to the links in templates.
+Routes are declared without the base path under which a proxy publishes the server, such as /chat. `BasePath` removes it
+from the paths of requests and adds it to paths in response headers; `BasePathExtension` adds it to the links in
+templates. `UnversionedPaths` adds /v1 for programs that omit it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.web.edge.access import PEER, is_in_networks
-from notso.web.edge.security import HttpMiddleware
+from notso.web.edge.security import HttpMiddleware, header_values
 from notso.web.values.settings import is_base_path
 
 base_path: ContextVar[str] = ContextVar("notso_base_path", default="")
@@ -30,6 +31,10 @@ _ATTRIBUTES = (
     "href|src|action|formaction|hx-get|hx-post|hx-sse:connect|data-copy|data-katex|data-copy-tex|data-katex-css"
 )
 _LINK = re.compile(rf'(?<=\s)((?:{_ATTRIBUTES})=")(?=/(?!/)|\{{\{{)')
+
+# The list of models, whose path is also that of a page, and Anthropic's API.
+MODELS_PAGE = "/models"
+UNVERSIONED_PATHS = frozenset({MODELS_PAGE, "/messages", "/messages/count_tokens"})
 
 
 class BasePathExtension(Extension):
@@ -88,3 +93,25 @@ def _prefix_headers(base: str, headers: MutableHeaders) -> None:
         del headers["set-cookie"]
         for cookie in cookies:
             headers.append("set-cookie", _COOKIE_PATH.sub(lambda _: base + "/", cookie, count=1))
+
+
+class UnversionedPaths(HttpMiddleware):
+    """Adds /v1 to UNVERSIONED_PATHS; to that of the page only if a program sent the request."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in UNVERSIONED_PATHS and (
+            path != MODELS_PAGE or (scope["method"] in ("GET", "HEAD") and _is_program(scope))
+        ):
+            scope.update(path=f"/v1{path}", raw_path=f"/v1{path}".encode())
+        await self._app(scope, receive, send)
+
+
+def _is_program(scope: Scope) -> bool:
+    # Browsers accept HTML, or send the header of htmx. A key alone does not identify a program, because proxies add
+    # bearer tokens to the requests of browsers.
+    accepted = ",".join(header_values(scope, b"accept")).lower()
+    if "text/html" in accepted or header_values(scope, b"hx-request"):
+        return False
+    schemes = [value.partition(" ")[0].lower() for value in header_values(scope, b"authorization")]
+    return "application/json" in accepted or "bearer" in schemes or bool(header_values(scope, b"x-api-key"))
