@@ -274,7 +274,8 @@ def test_server_wide_routes_require_operator_access(start: Start, book: KeyManag
         ("/settings", 'href="/backup"'),
         ("/models", "/models/download"),
     ):
-        shown = [offered in server.client.get(path, headers=bearer(key)).text for key in (ann, operator)]
+        pages = [server.client.get(path, headers=bearer(key) | {"Accept": "text/html"}) for key in (ann, operator)]
+        shown = [offered in page.text for page in pages]
         assert shown == [False, True], path
 
 
