@@ -1,4 +1,4 @@
-"""Superscripts and formulas as plain text.
+"""Superscripts, formulas and the numbers of lists as plain text.
 
 Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction 1/3 would be 13.
 """
@@ -6,7 +6,7 @@ Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -22,6 +22,43 @@ _COMPOUND_END, _COMPOUND_START = re.compile(r"[/_](?:[^\W_]|[.,])+\Z"), re.compi
 _SIMPLE = ("", "mn", "mi", "mo", "mtext", "ms", "r", "t")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
 _TEX = ("application/x-tex", "TeX", "LaTeX")
+
+MAX_LEVEL = 8  # of lists; the outermost level is 0
+MAX_LABEL = 100  # characters
+# Other names of number formats: of HTML and style sheets, and of Office Open XML.
+_FORMATS = {
+    **dict.fromkeys(("lower-alpha", "lower-latin"), "a"),
+    **dict.fromkeys(("upper-alpha", "upper-latin"), "A"),
+    **dict.fromkeys(("lower-roman", "lowerRoman", "romanLc"), "i"),
+    **dict.fromkeys(("upper-roman", "upperRoman", "romanUc"), "I"),
+    **dict.fromkeys(("decimal-leading-zero", "decimalZero", "01, 02, 03, ..."), "01"),
+    **{"alphaLc": "lowerLetter", "alphaUc": "upperLetter", "ea1JpnChs": "japaneseCounting"},
+    **{"1st": "ordinal", "cardinalText": "One", "ordinalText": "First", "*, †, ‡, §, **, ††, ...": "chicago"},
+    **{"ideographTraditional": "甲, 乙, 丙, ..."},
+    **dict.fromkeys(("decimalEnclosedCircle", "circleNumDb", "circleNumWdWhite", "circleNumWdBlack"), "①, ②, ③, ..."),
+    **dict.fromkeys(("chineseCounting", "chineseCountingThousand", "ea1Chs", "ea1Cht"), "一, 二, 三, ..."),
+    **dict.fromkeys(("taiwaneseCounting", "taiwaneseCountingThousand"), "一, 二, 三, ..."),
+}
+_LATIN = "abcdefghijklmnopqrstuvwxyz"
+_CARDINALS = "One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve"
+_ORDINALS = "First Second Third Fourth Fifth Sixth Seventh Eighth Ninth Tenth Eleventh Twelfth"
+_FEW: dict[str, Sequence[str]] = {  # further numbers are decimal
+    "One": _CARDINALS.split(),
+    "First": _ORDINALS.split(),
+    "①, ②, ③, ...": "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳",
+    "甲, 乙, 丙, ...": "甲乙丙丁戊己庚辛壬癸",
+}
+_ALPHABETS = {  # after the last letter, letters are doubled: z, aa, bb
+    "lowerLetter": _LATIN,
+    "upperLetter": _LATIN.upper(),
+    "russianLower": "абвгдежзиклмнопрстуфхцчшщыэюя",
+    "russianUpper": "АБВГДЕЖЗИКЛМНОПРСТУФХЦЧШЩЫЭЮЯ",
+    "arabicAlpha": "أبتثجحخدذرزسشصضطظعغفقكلمنهوي",
+    "arabicAbjad": "أبجدهوزحطيكلمنسعفصقرشتثخذضظغ",
+    "ganada": "가나다라마바사아자차카타파하",
+    "aiueoFullWidth": "アイウエオカキクケコサシスセソタチツテトナニヌネノハヒフヘホマミムメモヤユヨラリルレロワヲン",
+    "chicago": "*†‡§",
+}
 
 
 class Raised(str):
@@ -194,3 +231,72 @@ def _linear(element: _Element) -> str:
         case "mphantom" | "phant" | "style" | "script":
             return ""
     return element.whole()
+
+
+def numeral(number: int, form: str) -> str:
+    # A form is a format of Office Open XML, OpenDocument or HTML; in unknown formats, numbers are decimal.
+    form = _FORMATS.get(form, form)
+    if re.fullmatch("0{1,4}1", form):
+        return str(number).zfill(len(form))
+    if form == "ordinal":
+        return f"{number}{'th' if number // 10 % 10 == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+    if number < 1:
+        return str(number)
+    if number <= len(_FEW.get(form, "")):
+        return _FEW[form][number - 1]
+    if form in ("a", "A"):  # z, aa, ab
+        text = ""
+        while number:
+            number, digit = divmod(number - 1, 26)
+            text = _LATIN[digit] + text
+        return text if form == "a" else text.upper()
+    if form in ("i", "I") and number < 4000:
+        places = zip(f"{number:04}", "MCXI", " DLV", " MCX", strict=True)
+        text = "".join(
+            ("", a, a * 2, a * 3, a + b, b, b + a, b + a * 2, b + a * 3, a + c)[int(d)] for d, a, b, c in places
+        )
+        return text if form == "I" else text.lower()
+    if form in ("一, 二, 三, ...", "japaneseCounting") and number < 10_000:
+        text = "".join(
+            "零一二三四五六七八九"[int(digit)] + unit * (digit > "0")
+            for digit, unit in zip(f"{number:04}", ("千", "百", "十", ""), strict=True)
+        )
+        if form == "japaneseCounting":
+            return re.sub("零|一(?=[十百])", "", text)
+        return re.sub("零+", "零", text).strip("零").removeprefix("一" if 10 <= number < 20 else " ")
+    letters = _ALPHABETS.get(form, "")
+    doubled, place = divmod(number - 1, len(letters) or 1)
+    return letters[place] * (doubled + 1) if letters and doubled < MAX_LABEL else str(number)
+
+
+@dataclass(slots=True)
+class ListLevel:
+    form: str = ""
+    text: str = ""  # as in Office Open XML, such as `%1.%2`
+    start: int = 0
+    restarts_after: int = MAX_LEVEL  # at items of outer levels below this one
+    is_decimal: bool = False
+
+
+class ListNumbers:
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}  # of the current item and those around it, by level
+
+    def next(self, levels: Mapping[int, ListLevel], level: int, start: int | None = None) -> str:
+        # Numbers an item (from `start`, if given), and returns its label.
+        numbers, own = self._numbers, levels.get(level, ListLevel())
+        for outer in range(level):  # levels without an item count, too
+            numbers.setdefault(outer, levels.get(outer, ListLevel()).start)
+        numbers[level] = start if start is not None else numbers[level] + 1 if level in numbers else own.start
+        for inner in range(level + 1, MAX_LEVEL + 1):
+            if level < levels.get(inner, ListLevel()).restarts_after:
+                numbers.pop(inner, None)
+
+        def shown(found: re.Match[str]) -> str:
+            at = int(found[1]) - 1
+            form = levels.get(at, ListLevel()).form
+            if at > level or form in ("none", "bullet"):
+                return ""
+            return numeral(numbers[at], "decimal" if own.is_decimal else form) + found[2]
+
+        return " ".join(re.sub(r"%([1-9])(\.(?=%)|)", shown, own.text[:MAX_LABEL])[:MAX_LABEL].split())

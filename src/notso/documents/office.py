@@ -6,13 +6,13 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import BinaryIO
 from urllib.parse import unquote
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
-from notso.documents.formulas import Formula, Raised, joined
+from notso.documents.formulas import MAX_LEVEL, Formula, ListLevel, ListNumbers, Raised, joined, numeral
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
 from notso.documents.tables import line_of, markdown_lines
@@ -51,8 +51,8 @@ class _Page:
 
     def end_paragraph(self) -> None:
         text = joined(self.paragraph).strip()
-        if text:
-            self._open_blocks().append(self.prefix + text)
+        if text or self.prefix.strip("#- "):  # a cell may consist of the number of its row
+            self._open_blocks().append((self.prefix + text).strip())
         self.paragraph, self.prefix = [], ""
 
     def cut_reading(self, start: int) -> str:
@@ -102,11 +102,12 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
     archive = Archive(file)
     main = _main_part(archive) or "word/document.xml"
     folder = posixpath.dirname(main)
-    styles = _style_names(archive, f"{folder}/styles.xml")
-    yield from _word_pages(xml_events(archive.pieces(main)), styles)
+    lists = _WordLists(_optional_events(archive, f"{folder}/numbering.xml"))
+    styles = _word_styles(_optional_events(archive, f"{folder}/styles.xml"), lists)
+    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists)
     for notes in ("footnotes", "endnotes"):
         if f"{folder}/{notes}.xml" in archive.names:
-            text = "\n\n".join(_word_pages(xml_events(archive.pieces(f"{folder}/{notes}.xml")), styles))
+            text = "\n\n".join(_word_pages(xml_events(archive.pieces(f"{folder}/{notes}.xml")), styles, lists))
             if text:
                 yield f"## {notes.capitalize()}\n\n{text}"
 
@@ -139,10 +140,13 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     main, notes, citation = page, _Page(), ""  # `page` is the main text or the notes
     repeated: list[int] = []  # number of rows that each open row stands for
     is_spreadsheet = False
-    superscripts = _superscript_styles(_optional_events(archive, "styles.xml"))
-    superscripts |= _superscript_styles(xml_events(archive.pieces("content.xml")))
+    styles = _ODFStyles()
+    styles.read(_optional_events(archive, "styles.xml"), "automatic-styles")  # of headers and footers
+    styles.read(xml_events(archive.pieces("content.xml")), "body")
+    numbers = _ODFNumbers(styles)
+    outer: list[tuple[_Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
     raises: list[bool] = []  # whether each open span is a superscript
-    skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles")
+    skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number")
     for event in xml_events(archive.pieces("content.xml")):
         start = event.kind == "start"
         if event.kind != "text" and event.name in skipped:
@@ -154,13 +158,18 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             page.paragraph.append(Raised(text) if any(raises) else text)
         elif event.name in ("span", "note-citation"):
             if start:
-                raises.append(event.name != "span" or event.attributes.get("style-name") in superscripts)
+                raises.append(event.name != "span" or event.attributes.get("style-name") in styles.superscripts)
             elif raises.pop() and event.name != "span":
                 citation = page.paragraph[-1] if page.paragraph else ""
-        elif event.name == "note-body":
-            if not start:
+        elif event.name in ("note-body", "text-box"):
+            if start:
+                outer.append((page, page.prefix, page.paragraph, numbers))
+                page, numbers = notes if event.name == "note-body" else page, _ODFNumbers(styles)
+                page.prefix, page.paragraph = "", []
+            else:
                 page.end_paragraph()
-            page = notes if start else main
+                page, prefix, pieces, numbers = outer.pop()
+                page.prefix, page.paragraph = prefix, pieces
         elif event.name == "ruby-text":
             if start:
                 reading_start = len(page.paragraph)
@@ -172,6 +181,10 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
                 page.prefix = f"{'#' * min(6, _count(event, 'outline-level'))} "
             elif start and page is notes and citation:
                 page.paragraph, citation = [citation, " "], ""
+            if start and (label := numbers.label(event)):
+                page.prefix += f"{label} "
+        elif event.name in ("list", "list-item", "list-header"):
+            (numbers.start if start else numbers.end)(event)
         elif event.name == "table":
             (page.start_table if start else page.end_table)()
         elif event.name == "table-row" and start:
@@ -255,16 +268,132 @@ def _optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
         yield from xml_events(archive.pieces(name))
 
 
-def _style_names(archive: Archive, part: str) -> dict[str, str]:
+@dataclass(slots=True)
+class _WordStyle:
+    name: str = ""
+    base: str = ""
+    list_id: str = ""
+    level: int | None = None
+
+
+def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _WordStyle]:
     # Style ids are in the word processor's language ("Kop1" in Dutch), but style names are in English ("heading 1").
-    names: dict[str, str] = {}
-    style = ""
-    for event in _optional_events(archive, part):
-        if event.kind == "start" and event.name == "style":
-            style = event.attributes.get("styleId", "")
-        elif event.kind == "start" and event.name == "name":
-            names.setdefault(style, event.attributes.get("val", ""))
-    return names
+    styles: dict[str, _WordStyle] = {}
+    style = _WordStyle()
+    for event in events:
+        if event.kind != "start":
+            continue
+        value = event.attributes.get("val", "")
+        match event.name:
+            case "style":
+                style_id = event.attributes.get("styleId", "")
+                style = styles.setdefault(style_id, _WordStyle(level=lists.linked_levels.get(style_id)))
+            case "name":
+                style.name = style.name or value
+            case "basedOn":
+                style.base = value
+            case "numId":
+                style.list_id = style.list_id or value
+            case "ilvl" if style.level is None:
+                style.level = _level(value)
+    for style_id in _in_order_of_inheritance({name: each.base for name, each in styles.items()}):
+        style = styles[style_id]
+        base = styles.get(style.base, style)
+        style.list_id = style.list_id or base.list_id
+        style.level = base.level if style.level is None else style.level
+    return styles
+
+
+def _in_order_of_inheritance(bases: Mapping[str, str]) -> Iterator[str]:
+    # Yields each style after the style that it is based on.
+    found = set[str]()
+    for style in bases:
+        chain: list[str] = []
+        while style in bases and style not in found:
+            found.add(style)
+            chain.append(style)
+            style = bases[style]
+        yield from reversed(chain)
+
+
+@dataclass(slots=True)
+class _WordList:
+    definition: str = ""  # id of the abstract list
+    levels: dict[int, ListLevel] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)  # where this list restarts the numbers of its definition
+
+
+class _WordLists:
+    # Lists with the same definition continue each other's numbers.
+    def __init__(self, events: Iterable[XMLEvent]) -> None:
+        self.linked_levels: dict[str, int] = {}  # paragraph style -> level
+        self._lists: dict[str, _WordList] = {}
+        definitions: dict[str, dict[int, ListLevel]] = {}
+        styled: dict[str, str] = {}  # numbering style -> definition
+        links: dict[str, str] = {}  # definition -> numbering style
+        definition, levels, at, level, listed = "", dict[int, ListLevel](), 0, ListLevel(), _WordList()
+        for event in events:
+            if event.kind != "start":
+                continue
+            value = event.attributes.get("val", "")
+            match event.name:
+                case "abstractNum":
+                    definition = event.attributes.get("abstractNumId", "")
+                    levels = definitions.setdefault(definition, {})
+                case "styleLink":
+                    styled[value] = definition
+                case "numStyleLink":
+                    links[definition] = value
+                case "num":
+                    listed = self._lists.setdefault(event.attributes.get("numId", ""), _WordList())
+                    levels = listed.levels
+                case "abstractNumId":
+                    listed.definition = value
+                case "lvlOverride":
+                    at = _level(event.attributes.get("ilvl", ""))
+                case "startOverride":
+                    listed.starts[at] = _count(event, "val")
+                case "lvl":
+                    at = _level(event.attributes.get("ilvl", ""))
+                    level = levels[at] = ListLevel(restarts_after=at)
+                case "start":
+                    level.start = _count(event, "val")
+                case "numFmt":  # the first one: a fallback may follow
+                    own = event.attributes.get("format", "").partition(",")[0] if value == "custom" else ""
+                    level.form = level.form or own or value
+                case "lvlText":
+                    level.text = value
+                case "lvlRestart":
+                    level.restarts_after = min(at, _count(event, "val"))
+                case "isLgl":
+                    level.is_decimal = value in ("", *_TRUE)
+                case "pStyle":
+                    self.linked_levels[value] = at
+        for listed in self._lists.values():
+            listed.definition = styled.get(links.get(listed.definition, ""), listed.definition)
+            levels = definitions.get(listed.definition, {})
+            listed.levels = levels | listed.levels if listed.levels or listed.starts else levels
+            for at, start in listed.starts.items():
+                listed.levels[at] = replace(listed.levels.get(at, ListLevel()), start=start)
+        self.restart()
+
+    def restart(self) -> None:
+        self._numbers: dict[str, ListNumbers] = {}
+        self._started = set[tuple[str, int]]()
+
+    def label(self, list_id: str, level: int) -> str:
+        # Numbers a paragraph, and returns its number or a bullet.
+        listed = self._lists.get(list_id)
+        if listed is None:
+            return "-"
+        start = None if (list_id, level) in self._started else listed.starts.get(level)
+        self._started.add((list_id, level))
+        label = self._numbers.setdefault(listed.definition, ListNumbers()).next(listed.levels, level, start)
+        return "-" if level in listed.levels and listed.levels[level].form == "bullet" else label
+
+
+def _level(text: str) -> int:
+    return min(MAX_LEVEL, int(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
@@ -294,15 +423,93 @@ def _formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
             formula.end(event.name)
 
 
-def _superscript_styles(events: Iterable[XMLEvent]) -> set[str]:
-    # The styles of an OpenDocument file precede its body.
-    found, style = set[str](), ""
-    for event in takewhile(lambda each: each.kind == "text" or each.name != "body", events):
-        if event.kind == "start" and event.name == "style":
-            style = event.attributes.get("name", "")
-        elif event.kind == "start" and re.match("super|[1-9]", event.attributes.get("text-position", "")):
-            found.add(style)
-    return found
+class _ODFStyles:
+    def __init__(self) -> None:
+        self.superscripts = set[str]()
+        self.lists: dict[str, dict[int, ListLevel]] = {}
+        self.outline: dict[int, ListLevel] = {}
+        self.list_styles: dict[str, str | None] = {}  # style of a paragraph -> style of its list ("": none)
+        self._bases: dict[str, str] = {}
+
+    def read(self, events: Iterable[XMLEvent], end: str) -> None:
+        # Reads the styles before the element `end`.
+        style, levels = "", dict[int, ListLevel]()
+        for event in takewhile(lambda each: each.kind == "text" or each.name != end, events):
+            if event.kind != "start":
+                continue
+            name = event.attributes.get("name", "")
+            if event.name == "style":
+                style = name
+                self._bases[style] = event.attributes.get("parent-style-name", "")
+                self.list_styles[style] = event.attributes.get("list-style-name")
+            elif event.name == "list-style":
+                levels = self.lists.setdefault(name, {})
+            elif event.name == "outline-style":
+                levels = self.outline
+            elif "level-style" in event.name:
+                levels[_count(event, "level") - 1] = _odf_level(event)
+            elif re.match("super|[1-9]", event.attributes.get("text-position", "")):
+                self.superscripts.add(style)
+        for style in _in_order_of_inheritance(self._bases):
+            if self.list_styles[style] is None:
+                self.list_styles[style] = self.list_styles.get(self._bases[style])
+
+
+def _odf_level(event: XMLEvent) -> ListLevel:
+    given, level = event.attributes, min(MAX_LEVEL + 1, _count(event, "level"))
+    form = given.get("num-format", "") or "none"
+    if form in ("a", "A") and given.get("num-letter-sync") == "true":
+        form = "lowerLetter" if form == "a" else "upperLetter"
+    shown = ".".join(f"%{each}" for each in range(max(1, level - _count(event, "display-levels") + 1), level + 1))
+    text = given.get("num-prefix", "") + shown + given.get("num-suffix", "")
+    text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # of LibreOffice
+    return ListLevel(form, "" if form == "none" else text, _count(event, "start-value"))
+
+
+class _ODFNumbers:
+    # The numbers of the lists and headings of a text.
+    def __init__(self, styles: _ODFStyles) -> None:
+        self._styles = styles
+        self._outline = ListNumbers()
+        self._open: list[tuple[str, ListNumbers]] = []  # style and numbers of the open lists
+        self._by_id: dict[str, ListNumbers] = {}
+        self._by_style: dict[str, ListNumbers] = {}
+        self._item: XMLEvent | None = None  # until its first paragraph
+
+    def start(self, event: XMLEvent) -> None:
+        given = event.attributes
+        self._item = event if event.name == "list-item" else None
+        if event.name == "list":
+            outer_style, outer_numbers = self._open[-1] if self._open else ("", None)
+            style = given.get("style-name", outer_style)
+            numbers = outer_numbers if style == outer_style else None
+            if numbers is None and given.get("continue-numbering") == "true":
+                numbers = self._by_style.get(style)
+            numbers = self._by_id.get(given.get("continue-list", ""), numbers) or ListNumbers()
+            self._by_style[style] = numbers
+            if "id" in given:
+                self._by_id[given["id"]] = numbers
+            self._open.append((style, numbers))
+
+    def end(self, event: XMLEvent) -> None:
+        self._item = None
+        if event.name == "list":
+            self._open.pop()
+
+    def label(self, paragraph: XMLEvent) -> str:
+        # Returns the number of a paragraph or heading, if it has one.
+        style, numbers = self._open[-1] if self._open else ("", self._outline)
+        item, self._item, given = self._item, None, paragraph.attributes
+        style = item.attributes.get("style-override", style) if item else style
+        levels, level = self._styles.lists.get(style), len(self._open) - 1
+        if levels is None and paragraph.name == "h" and given.get("is-list-header") != "true":
+            if self._styles.list_styles.get(given.get("style-name", "")) == "":
+                return ""
+            levels, numbers, level = self._styles.outline, self._outline, _count(paragraph, "outline-level") - 1
+            item = paragraph
+        if levels is None or item is None or not 0 <= level <= MAX_LEVEL:
+            return ""
+        return numbers.next(levels, level, _count(item, "start-value") if "start-value" in item.attributes else None)
 
 
 def _odf_formula(archive: Archive, target: str) -> str:
@@ -321,13 +528,22 @@ def _odf_formula(archive: Archive, target: str) -> str:
     return formula.text()
 
 
-def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterator[str]:
+def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], lists: _WordLists) -> Iterator[str]:
     page, skip_depth, in_text = _Page(), 0, False
+    style, list_id = _WordStyle(), ""  # of the current paragraph
+    level: int | None = None
+    # Whether the end of the current paragraph is deleted or hidden, so that the next paragraph continues it.
+    is_in_properties = is_continued = False
+    outer: list[tuple[str, list[str]]] = []  # paragraphs that contain the current text box
+    lists.restart()
     reading, reading_start = "", 0
     is_raised = is_hidden = False  # properties of the current run
     is_checked = False
     for event in _formulas_as_text(events):
         start = event.kind == "start"
+        if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
+            # With specVanish, it is not hidden, but separates a heading from text in the same line.
+            is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in _TRUE)
         if event.kind != "text" and event.name in (*_REPLACED, "instrText", "rPrChange", "pPrChange"):
             skip_depth += 1 if start else -1
         elif skip_depth:
@@ -349,17 +565,38 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, str]) -> Iterat
         elif event.name == "vanish" and start:
             is_hidden = event.attributes.get("val", "1") in _TRUE
         elif event.name == "p":
-            page.end_paragraph()
+            if not is_continued:
+                page.end_paragraph()
+            is_continued &= not start
             is_raised = is_hidden = False
-        elif event.name == "pStyle" and start:
-            style = event.attributes.get("val", "")
-            # LibreOffice has a style named "Table Heading" for cells.
-            if not page.tables and (heading := _HEADING.search(styles.get(style, style))):
-                page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
+        elif event.name == "txbxContent":
+            if start:
+                outer.append((page.prefix, page.paragraph))
+                page.prefix, page.paragraph = "", []
+            else:
+                page.end_paragraph()
+                page.prefix, page.paragraph = outer.pop()
+        elif event.name == "pPr":
+            is_in_properties = start
+            if start:
+                style, list_id, level = _WordStyle(), "", None
+            elif is_continued:
+                page.prefix = ""
+            elif (list_id := list_id or style.list_id) not in ("", "0"):
+                number = lists.label(list_id, (style.level or 0) if level is None else level)
+                page.prefix += f"{number} " * (number not in ("", "-" * bool(page.prefix)))
         elif event.name == "numPr" and start:
-            page.prefix = page.prefix or "- "
-        elif event.name == "numId" and start and event.attributes.get("val") == "0":  # not in a list
-            page.prefix = page.prefix.removeprefix("- ")
+            list_id = style.list_id or "unknown"
+        elif event.name == "numId" and start:
+            list_id = event.attributes.get("val", "")
+        elif event.name == "ilvl" and start:
+            level = _level(event.attributes.get("val", ""))
+        elif event.name == "pStyle" and start:
+            value = event.attributes.get("val", "")
+            style = styles.get(value, _WordStyle(value))
+            # LibreOffice has a style named "Table Heading" for cells.
+            if not page.tables and (heading := _HEADING.search(style.name)):
+                page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
         elif event.name == "tbl":
             (page.start_table if start else page.end_table)()
         elif event.name == "tr" and start:
@@ -408,6 +645,8 @@ def _symbol(attributes: Mapping[str, str]) -> str:
 
 def _slide_text(events: Iterator[XMLEvent]) -> str:
     page, skip_depth, in_text, is_raised = _Page(), 0, False, False
+    level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
+    numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
     for event in _formulas_as_text(events):
         start = event.kind == "start"
         if event.kind != "text" and event.name == "Fallback":  # an image in place of a formula
@@ -423,8 +662,22 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
             is_raised = False
         elif event.name == "rPr" and start:
             is_raised = event.attributes.get("baseline", "0").lstrip("0")[:1] not in ("", "-")
-        elif event.name == "p" and not start:
+        elif event.name == "p" and start:
+            level, form = 0, ("", 1)
+        elif event.name == "p":
+            if any(map(str.strip, page.paragraph)):  # others have no number
+                last_form, last = numbers.get(level, (form, form[1] - 1))
+                numbers = {outer: each for outer, each in numbers.items() if outer < level}
+                if form[0]:
+                    numbers[level] = form, last + 1 if last_form == form else form[1]
+                    page.prefix += f"{_slide_label(form[0], numbers[level][1])} "
             page.end_paragraph()
+        elif event.name == "txBody" and start:
+            numbers = {}
+        elif event.name == "pPr" and start and "lvl" in event.attributes:
+            level = _level(event.attributes["lvl"])
+        elif event.name == "buAutoNum" and start:
+            form = event.attributes.get("type", ""), _count(event, "startAt")
         elif event.name == "br" and start:
             page.paragraph.append("\n")
         elif event.name == "ph" and start and event.attributes.get("type") in ("title", "ctrTitle"):
@@ -438,6 +691,14 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
             if start:
                 page.start_cell()
     return page.text()
+
+
+def _slide_label(form: str, number: int) -> str:
+    # A form is a format and its punctuation.
+    found = re.fullmatch("([A-Za-z0-9]+?)(Period|ParenR|ParenBoth|Plain|Minus)", form)
+    style, punctuation = found.groups() if found else ("", "Period")
+    marks = {"Period": "{}.", "ParenR": "{})", "ParenBoth": "({})", "Plain": "{}", "Minus": "{}-"}
+    return marks[punctuation].format(numeral(number, style))
 
 
 def _relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,221 @@
+"""Numbers that programs write before paragraphs, but do not store in their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from documents.made import ODF, W, docx, odt, paragraph, pptx
+from documents.test_traps import read_here
+
+from notso.documents.formulas import numeral
+
+STYLE = 'xmlns:style="urn:oasis:names:tc:opendocument:xmlns:style:1.0"'
+DELETED, HIDDEN = '<w:del w:id="1" w:author="a"/>', "<w:vanish/>"
+CONTRACT = (
+    ("upperRoman", "Article %1."),
+    ("decimal", "%1.%2", "<w:isLgl/>"),
+    ("lowerLetter", "(%3)"),
+    ("bullet", "o"),
+)
+OUTLINE = (("decimal", "%1."), ("decimal", "%1.%2"))
+
+
+def definition(number: int, levels: Iterable[tuple[str, ...]], more: str = "") -> str:
+    texts = (
+        f'<w:lvl w:ilvl="{at}"><w:start w:val="1"/><w:numFmt w:val="{form}"/>{"".join(rest)}'
+        f'<w:lvlText w:val="{text}"/></w:lvl>'
+        for at, (form, text, *rest) in enumerate(levels)
+    )
+    return f'<w:abstractNum w:abstractNumId="{number}">{more}{"".join(texts)}</w:abstractNum>'
+
+
+def listed(number: int, of: int, more: str = "") -> str:
+    return f'<w:num w:numId="{number}"><w:abstractNumId w:val="{of}"/>{more}</w:num>'
+
+
+def item(text: str, level: int | None = 0, number: int | None = 1, more: str = "", style: str = "") -> str:
+    parts = [f'<w:pStyle w:val="{style}"/>'] * bool(style)
+    if number is not None:
+        at = "" if level is None else f'<w:ilvl w:val="{level}"/>'
+        parts.append(f'<w:numPr>{at}<w:numId w:val="{number}"/></w:numPr>')
+    return f"<w:p><w:pPr>{''.join(parts)}<w:rPr>{more}</w:rPr></w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def word_lines(body: str, numbering: str, styles: str = "") -> list[str]:
+    members = {
+        "word/numbering.xml": f"<w:numbering {W}>{numbering}</w:numbering>",
+        "word/styles.xml": f"<w:styles {W}>{styles}</w:styles>",
+    }
+    return read_here(docx(body, **members), "a.docx").text.split("\n\n")
+
+
+def odt_lines(body: str, styles: str = "") -> list[str]:
+    content = (
+        f"<office:document-content {ODF} {STYLE}><office:automatic-styles>{styles}</office:automatic-styles>"
+        f"<office:body><office:text>{body}</office:text></office:body></office:document-content>"
+    )
+    return read_here(odt("", **{"content.xml": content}), "a.odt").text.split("\n\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        *(("decimal", "1 12 28 110"), ("unknown", "1 12 28 110"), ("decimalZero", "01 12 28 110")),
+        *(("001", "001 012 028 110"), ("lowerRoman", "i xii xxviii cx"), ("upperRoman", "I XII XXVIII CX")),
+        *(("lowerLetter", "a l bb fffff"), ("A", "A L AB DF"), ("ordinal", "1st 12th 28th 110th")),
+        *(("chineseCountingThousand", "一 十二 二十八 一百一十"), ("japaneseCounting", "一 十二 二十八 百十")),
+        *(("russianLower", "а м ю чччч"), ("decimalEnclosedCircle", "① ⑫ 28 110")),
+        *(("cardinalText", "One Twelve 28 110"), ("First", "First Twelfth 28 110")),
+    ],
+)
+def test_numbers_are_written_in_their_format(form: str, shown: str) -> None:
+    assert " ".join(numeral(number, form) for number in (1, 12, 28, 110)) == shown
+    assert (numeral(0, form)[-1], numeral(10**9, form)) >= ("0", "1000000000") or form == "A"
+
+
+def test_numbers_of_docx_are_read() -> None:
+    items = (("A", 0), ("b", 1), ("c", 1), ("d", 2), ("e", 2), ("f", 3), ("B", 0), ("g", 1), ("h", 2))
+    lines = word_lines("".join(item(*each) for each in items), definition(0, CONTRACT) + listed(1, 0))
+    assert lines == [
+        *("Article I. A", "1.1 b", "1.2 c", "(a) d", "(b) e", "- f", "Article II. B", "2.1 g", "(a) h"),
+    ]
+
+
+def test_lists_of_docx_continue_or_restart_numbers() -> None:
+    restarted = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="5"/></w:lvlOverride>'
+    numbering = definition(0, OUTLINE) + listed(1, 0) + listed(2, 0) + listed(3, 0, restarted)
+    body = "".join(item(text, 0, number) for text, number in (("a", 1), ("b", 2), ("c", 3), ("d", 3), ("e", 1)))
+    assert word_lines(body, numbering) == ["1. a", "2. b", "5. c", "6. d", "7. e"]
+
+
+def test_levels_of_docx_restart_as_defined() -> None:
+    levels = (
+        ("decimal", "%1."),
+        ("lowerLetter", "%2)", '<w:lvlRestart w:val="0"/>'),
+        ("decimal", "#%3", '<w:lvlRestart w:val="1"/>'),
+    )
+    body = "".join(item("x", level) for level in (0, 1, 2, 1, 2, 0, 1, 2))
+    lines = word_lines(body, definition(0, levels) + listed(1, 0))
+    assert [each.split()[0] for each in lines] == ["1.", "a)", "#1", "b)", "#2", "2.", "c)", "#1"]
+
+
+def test_numbers_of_docx_styles_are_inherited() -> None:
+    style = '<w:style w:styleId="{}"><w:name w:val="{}"/><w:basedOn w:val="{}"/><w:pPr>{}</w:pPr></w:style>'
+    styles = (
+        style.format("H1", "heading 1", "", '<w:numPr><w:numId w:val="1"/></w:numPr>')
+        + style.format("Own", "own", "H2", "")  # before the style that it is based on
+        + style.format("H2", "heading 2", "Own2", '<w:numPr><w:ilvl w:val="1"/></w:numPr>')
+        + style.format("Own2", "own 2", "H1", "")
+        + style.format("Linked", "linked", "Linked", '<w:numPr><w:numId w:val="1"/></w:numPr>')
+    )
+    levels = (("decimal", "%1"), ("decimal", "%1.%2", '<w:pStyle w:val="Linked"/>'))
+    body = paragraph("A", "H1") + "".join(paragraph(each, each) for each in ("H2", "Own", "Linked"))
+    body += item("off", None, 0, style="H2") + paragraph("B", "H1")
+    lines = word_lines(body, definition(0, levels) + listed(1, 0), styles)
+    assert lines == ["# 1 A", "## 1.1 H2", "1.2 Own", "1.3 Linked", "## off", "# 2 B"]
+
+
+def test_linked_lists_of_docx_are_numbered_as_one() -> None:
+    numbering = definition(0, (), '<w:numStyleLink w:val="L"/>') + definition(1, OUTLINE, '<w:styleLink w:val="L"/>')
+    assert word_lines(item("a") + item("b", 0, 2), numbering + listed(1, 0) + listed(2, 1)) == ["1. a", "2. b"]
+
+
+def test_deleted_and_hidden_paragraphs_of_docx_are_not_numbered() -> None:
+    gone = item("", more=DELETED).replace(
+        "<w:r><w:t></w:t></w:r>", "<w:del><w:r><w:delText>x</w:delText></w:r></w:del>"
+    )
+    hidden = item("x", more=HIDDEN).replace("<w:r>", "<w:r><w:rPr><w:vanish/></w:rPr>")
+    joined = item("b", more=DELETED) + item("c")
+    run_in = item("d", more=f"{HIDDEN}<w:specVanish/>")
+    lines = word_lines(item("a") + gone + hidden + joined + run_in, definition(0, OUTLINE) + listed(1, 0))
+    assert lines == ["1. a", "2. bc", "3. d"]
+
+
+def test_numbered_rows_and_text_boxes_of_docx_are_read() -> None:
+    rows = "".join(f"<w:tr><w:tc>{item('')}</w:tc><w:tc>{paragraph(each)}</w:tc></w:tr>" for each in "xy")
+    box = f"<w:r><w:txbxContent>{paragraph('box')}</w:txbxContent></w:r>"
+    body = f"<w:tbl>{rows}</w:tbl>" + item("after").replace("<w:r>", f"{box}<w:r>", 1)
+    lines = word_lines(body, definition(0, OUTLINE) + listed(1, 0))
+    assert lines == ["| 1. | x |\n| --- | --- |\n| 2. | y |", "box", "3. after"]
+
+
+def test_unusual_numbers_are_short() -> None:
+    level = (("decimal", "%1" * 5_000, '<w:lvlRestart w:val="x"/>'),)
+    numbering = definition(0, level).replace('w:start w:val="1"', 'w:start w:val="999999999"') + listed(1, 0)
+    assert max(map(len, word_lines(item("a") + item("a", 10**6), numbering))) < 110
+    style = (
+        '<text:list-level-style-number text:level="999999999" text:display-levels="999999999" style:num-format="i"/>'
+    )
+    assert odt_lines("<text:p>a</text:p>", f'<text:list-style style:name="L">{style}</text:list-style>') == ["a"]
+
+
+def test_numbers_of_odt_lists_are_read() -> None:
+    level = '<text:list-level-style-{} text:level="{}" style:num-format="{}" {}/>'
+    styles = (
+        '<text:list-style style:name="L">'
+        + level.format("number", 1, "I", 'style:num-prefix="Art. " text:start-value="3"')
+        + level.format("number", 2, "1", 'style:num-suffix="." text:display-levels="2"')
+        + level.format("number", 3, "a", 'loext:num-list-format="(%3%)" xmlns:loext="urn:loext"')
+        + '</text:list-style><text:list-style style:name="B">'
+        + level.format("bullet", 1, "", 'text:bullet-char="o"')
+        + "</text:list-style>"
+    )
+    items = "<text:list-item{}>{}</text:list-item>"
+    inner = f"<text:list>{items.format('', '<text:p>b</text:p><text:p>more</text:p>')}</text:list>"
+    inner += "".join(
+        f"<text:list>{items.format('', f'<text:list>{each}</text:list>')}</text:list>"
+        for each in [
+            items.format("", "<text:p>c</text:p>"),
+            items.format(' text:start-value="5"', "<text:p>d</text:p>"),
+        ]
+    )
+    other = items.format(' text:style-override="B"', "<text:p>other</text:p>")
+    body = (
+        f'<text:list xml:id="one" text:style-name="L"><text:list-header><text:p>head</text:p></text:list-header>'
+        f"{items.format('', f'<text:p>A</text:p>{inner}')}</text:list>"
+        f'<text:list text:style-name="B">{items.format("", "<text:p>bullet</text:p>")}</text:list>'
+        f'<text:list text:style-name="L" text:continue-numbering="true">{items.format("", "<text:p>B</text:p>")}'
+        f'</text:list><text:list text:style-name="L">{items.format("", "<text:p>new</text:p>")}</text:list>'
+        f'<text:list text:style-name="L" text:continue-list="one">{items.format("", "<text:p>C</text:p>")}'
+        f"{other}</text:list>"
+    )
+    assert odt_lines(body, styles) == [
+        *("head", "Art. III A", "III.1. b", "more", "(a) c", "(e) d", "bullet", "Art. IV B", "Art. III new"),
+        *("Art. V C", "other"),
+    ]
+
+
+def test_numbers_of_odt_headings_are_read() -> None:
+    styles = (
+        "<text:outline-style>"
+        + "".join(
+            f'<text:outline-level-style text:level="{level}" style:num-format="1" text:display-levels="{level}"/>'
+            for level in (1, 2)
+        )
+        + '</text:outline-style><style:style style:name="Plain" style:list-style-name=""/>'
+        '<style:style style:name="P1" style:parent-style-name="Plain"/>'
+    )
+    heading = '<text:h text:outline-level="{}"{}>{}</text:h>'
+    frame = "<draw:text-box xmlns:draw='urn:draw'><text:p>box</text:p></draw:text-box>"
+    headings = (
+        *((1, "", f"{frame}A"), (2, "", "b"), (2, ' text:style-name="P1"', "x")),
+        *((2, ' text:is-list-header="true"', "y"), (2, "", "<text:number>1.2</text:number>c"), (1, "", "B")),
+    )
+    body = "".join(heading.format(*each) for each in headings)
+    assert odt_lines(body, styles) == ["box", "# 1 A", "## 1.1 b", "## x", "## y", "## 1.2 c", "# 2 B"]
+
+
+def test_numbers_of_pptx_are_read() -> None:
+    items = (
+        *(("a", 0, "arabicPeriod", ""), ("b", 0, "arabicPeriod", ""), ("c", 1, "alphaLcParenBoth", ' startAt="3"')),
+        *(("", 0, "arabicPeriod", ""), ("d", 0, "arabicPeriod", ""), ("e", 0, "", ""), ("f", 0, "arabicPeriod", "")),
+        *(("g", 1, "romanUcPlain", ""), ("h", 10**6, "strange", "")),
+    )
+    text = "".join(
+        f'<a:p><a:pPr lvl="{level}">{f"<a:buAutoNum type={form!r}{more}/>" if form else ""}</a:pPr><a:r><a:t>{each}'
+        "</a:t></a:r></a:p>"
+        for each, level, form, more in items
+    )
+    lines = read_here(pptx([f"<p:txBody>{text}</p:txBody>" * 2]), "a.pptx").text.split("\n\n")
+    assert lines == ["1. a", "2. b", "(c) c", "3. d", "e", "1. f", "I g", "1. h"] * 2
