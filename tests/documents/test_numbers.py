@@ -219,3 +219,20 @@ def test_numbers_of_pptx_are_read() -> None:
     )
     lines = read_here(pptx([f"<p:txBody>{text}</p:txBody>" * 2]), "a.pptx").text.split("\n\n")
     assert lines == ["1. a", "2. b", "(c) c", "3. d", "e", "1. f", "I g", "1. h"] * 2
+
+
+@pytest.mark.parametrize(
+    ("html", "shown"),
+    [
+        ("<ol><li>a<li>b<ul><li>c</ul><li>d</ol>", "1. a|2. b|- c|3. d"),
+        ("<ol start=3 type=a><li>a<li value=7>b<li>c</ol>", "c. a|g. b|h. c"),
+        ("<ol reversed><li>a<li>b</ol><ol reversed start=9><li>c<li>d</ol>", "2. a|1. b|9. c|8. d"),
+        ('<ol style="list-style: upper-roman inside"><li>a<ol><li>b</ol></ol>', "I. a|1. b"),
+        ('<ol style="list-style:none"><li>a</ol><ol type=I><li hidden>x<li>b', "- a|I. b"),
+        ("<ol start=x><li value=>a<li style='list-style-type:disc'>b<li>c</ol><li>d", "1. a|- b|3. c|- d"),
+        ("<table><tr><td><ol reversed><li>a<td>b</table><ol start=-1><li>c<li>d<li>e", "| - a | b ||-1. c|0. d|1. e"),
+    ],
+)
+def test_numbers_of_html_are_read(html: str, shown: str) -> None:
+    lines = read_here(html.encode(), "a.html").text.split("\n")
+    assert "|".join(each for each in lines if each and "---" not in each) == shown

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TypeAlias
 
-from notso.documents.formulas import Formula, Raised, joined
+from notso.documents.formulas import Formula, Raised, joined, numeral
 from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import UnreadableError
 
@@ -34,6 +35,11 @@ _BLOCKS = {
     *("blockquote", "figure", "figcaption", "form", "fieldset", "address", "details", "summary", "body", "html"),
     *("table", "thead", "tbody", "tfoot", "caption", "hr", "pre", "li", "h1", "h2", "h3", "h4", "h5", "h6"),
 }
+_BULLETED = ("ul", "menu", "dir")
+_LIST_STYLE = re.compile(
+    r"list-style(?:-type)?\s*:[^;]{0,99}?\b"
+    r"(none|disc|circle|square|decimal(?:-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))\b"
+)
 _HIDDEN_STYLE = re.compile(
     r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?![.\d])|opacity\s*:\s*0(?![.\d])"
 )
@@ -71,6 +77,25 @@ class _Table:
         self.rows.append([])
 
 
+@dataclass
+class _List:
+    form: str = ""  # of the numbers; empty: the items have bullets
+    number: int | None = None  # of the next item; None: the list is reversed, and its last item is number 1
+    step: int = 1
+    items: int = 0
+    unnumbered: list[int] = field(default_factory=list)  # places of the items before the number is known
+
+    def label(self, values: Mapping[str, str | None], place: int) -> str:
+        form, self.items = _number_form(values, self.form), self.items + 1
+        if (number := _integer(values.get("value"))) is not None:
+            self.number = number
+        if self.number is None:
+            self.unnumbered.append(place)
+            return "- "
+        self.number += self.step
+        return f"{numeral(self.number - self.step, form)}. " if form else "- "
+
+
 class _Text(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -82,6 +107,7 @@ class _Text(HTMLParser):
         self._in_title = False
         self._verbatim = 0
         self._tables: list[_Table] = []  # open tables
+        self._lists: list[_List] = []  # open lists
         self._formula: Formula | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -123,8 +149,15 @@ class _Text(HTMLParser):
             self._verbatim += 1
         elif re.fullmatch("h[1-6]", tag):
             self._pieces.append(f"\n{'#' * int(tag[1])} ")
+        elif tag == "ol":
+            start = _integer(values.get("start"))
+            is_reversed = "reversed" in values
+            number = start if is_reversed or start is not None else 1
+            self._lists.append(_List(_number_form(values, "1"), number, -1 if is_reversed else 1))
+        elif tag in _BULLETED:
+            self._lists.append(_List(number=1))
         elif tag == "li":
-            self._pieces.append("- ")
+            self._pieces.append((self._lists[-1] if self._lists else _List()).label(values, len(self._pieces)))
         elif tag == "rt":
             self._pieces.append("(")
         elif tag == "table":
@@ -199,6 +232,8 @@ class _Text(HTMLParser):
         name, hides, _ = self._open.pop()
         if name == "rt" and not self._hidden:
             self._end_reading()
+        elif name in ("ol", *_BULLETED) and not self._hidden and self._lists:
+            self._end_list()
         self._hidden -= hides
         self._verbatim -= name == "pre" and self._verbatim > 0
 
@@ -209,6 +244,12 @@ class _Text(HTMLParser):
             self._pieces.pop()
         else:
             self._pieces.append(")")
+
+    def _end_list(self) -> None:
+        ended = self._lists.pop()
+        for number, place in enumerate(ended.unnumbered):
+            if ended.form and self._pieces[place : place + 1] == ["- "]:
+                self._pieces[place] = f"{numeral(ended.items - number, ended.form)}. "
 
     def _end_formula(self) -> None:
         if self._formula is not None:
@@ -238,6 +279,18 @@ class _Text(HTMLParser):
 
 def _join(pieces: list[_Piece], form: int) -> str:
     return joined(each if isinstance(each, str) else each[form] for each in pieces)
+
+
+def _integer(value: str | None) -> int | None:
+    found = re.match(r"\s*([-+]?[0-9]{1,9})", value or "")
+    return int(found[1]) if found else None
+
+
+def _number_form(values: Mapping[str, str | None], default: str) -> str:
+    # Returns the form of the numbers of a list or item in a list with this form.
+    styles = _LIST_STYLE.findall(values.get("style") or "")
+    form = styles[-1] if styles else values.get("type") or default
+    return form if default and form not in ("none", "disc", "circle", "square") else ""
 
 
 def _span(value: str | None) -> int:
