@@ -186,6 +186,24 @@ def test_numbers_of_odt_lists_are_read() -> None:
     ]
 
 
+def test_numbers_of_nested_odt_lists_are_read() -> None:
+    """LibreOffice shows the same numbers."""
+    level = '<text:list-level-style-number text:level="{}" style:num-format="{}" text:display-levels="2" {}/>'
+    styles = (
+        f'<text:list-style style:name="L">{level.format(1, "I", "")}{level.format(2, 1, "")}'
+        + level.format(3, "", 'style:num-prefix="Note"')
+        + "</text:list-style>"
+        f'<text:list-style style:name="M">{level.format(1, "A", "")}</text:list-style>'
+    )
+    nested = "<text:list{}><text:list-item>{}</text:list-item></text:list>"
+    inner = [nested.format(' text:style-name="L"', f"<text:p>{each}</text:p>") for each in ("b", "c")]
+    deep = nested.format("", nested.format("", nested.format("", "<text:p>d</text:p>")))
+    body = nested.format(' text:style-name="M"', f"<text:p>A</text:p>{''.join(inner)}")
+    more = nested.format(' text:style-name="L" text:continue-numbering="true"', inner[0])
+    body += more + deep.replace("<text:list>", '<text:list text:style-name="L">', 1)
+    assert odt_lines(body, styles) == ["A A", "I.1 b", "I.1 c", "I.2 b", "Note d"]
+
+
 def test_numbers_of_odt_headings_are_read() -> None:
     styles = (
         "<text:outline-style>"

@@ -282,6 +282,9 @@ class ListNumbers:
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}  # of the current item and those around it, by level
 
+    def restart(self, level: int) -> None:
+        self._numbers = {at: number for at, number in self._numbers.items() if at < level}
+
     def next(self, levels: Mapping[int, ListLevel], level: int, start: int | None = None) -> str:
         # Numbers an item (from `start`, if given), and returns its label.
         numbers, own = self._numbers, levels.get(level, ListLevel())

@@ -461,9 +461,11 @@ def _odf_level(event: XMLEvent) -> ListLevel:
     if form in ("a", "A") and given.get("num-letter-sync") == "true":
         form = "lowerLetter" if form == "a" else "upperLetter"
     shown = ".".join(f"%{each}" for each in range(max(1, level - _count(event, "display-levels") + 1), level + 1))
-    text = given.get("num-prefix", "") + shown + given.get("num-suffix", "")
+    text = given.get("num-prefix", "") + shown * (form != "none") + given.get("num-suffix", "")
     text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # of LibreOffice
-    return ListLevel(form, "" if form == "none" else text, _count(event, "start-value"))
+    if form == "none" and (event.name == "list-level-style-bullet" or not re.search(r"[^\W\d]", text)):
+        text = ""
+    return ListLevel(form, text, _count(event, "start-value"))
 
 
 class _ODFNumbers:
@@ -478,12 +480,13 @@ class _ODFNumbers:
 
     def start(self, event: XMLEvent) -> None:
         given = event.attributes
-        self._item = event if event.name == "list-item" else None
+        item, self._item = self._item, event if event.name == "list-item" else None
         if event.name == "list":
-            outer_style, outer_numbers = self._open[-1] if self._open else ("", None)
-            style = given.get("style-name", outer_style)
-            numbers = outer_numbers if style == outer_style else None
-            if numbers is None and given.get("continue-numbering") == "true":
+            style, numbers = self._open[-1] if self._open else ("", None)
+            style = given.get("style-name", style)
+            if numbers is not None and item is None:  # the item has other lists before this one
+                numbers.restart(len(self._open))
+            elif numbers is None and given.get("continue-numbering") == "true":
                 numbers = self._by_style.get(style)
             numbers = self._by_id.get(given.get("continue-list", ""), numbers) or ListNumbers()
             self._by_style[style] = numbers
