@@ -238,6 +238,33 @@ def test_integers_of_spreadsheets_keep_their_digits() -> None:
     assert [row.strip("| ") for row in rows if "---" not in row] == list(values.values())
 
 
+def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
+    forms = ("0.0%", "#,##0.00 [$€-407]", '"$"0;[Red]("$"0)', "[h]:mm", '0 "%"', "[$-409]d-mmm-yy", '[$CHF-807]0;"-"')
+    custom = "".join(f"<numFmt numFmtId='{200 + n}' formatCode='{each}'/>" for n, each in enumerate(forms))
+    ids = [0, 9, *range(200, 200 + len(forms))]
+    styles = (
+        f"<styleSheet xmlns='http://schemas.openxmlformats.org/spreadsheetml/2006/main'><numFmts>{custom}</numFmts>"
+        "<cellStyleXfs><xf numFmtId='10'/></cellStyleXfs><cellXfs>"
+        + "".join(f"<xf numFmtId='{each}'/>" for each in ids)
+        + "</cellXfs></styleSheet>"
+    )
+    row = "<row r='{0}'><c r='B{0}'><v>1</v></c><c r='AC{0}' s='{1}'><v>{2}</v></c></row>"
+    values = (0.07, 0.07, 0.07, 12.5, -3, -1.0625, 7, 45000, 7)
+    rows = "".join(row.format(2 * at + 3, at, value) for at, value in enumerate(values))
+    text = f"<row r='99'>{cell('AC99', 'word')}</row>".replace("t=", "s='1' t=")
+    lines = read_here(xlsx(rows + text, **{"xl/styles.xml": styles}), "a.xlsx").text.splitlines()[2:]
+    shown = [each.strip("| ").split(" | ")[-1].strip("| ") for each in lines if "---" not in each]
+    assert shown == ["0.07", "7%", "7%", "12.5 €", "-3 $", "-25:30:00", "7", "2023-03-15", "7 CHF", "word"]
+
+
+def test_durations_of_ods_are_read() -> None:
+    value = '<table:table-cell office:value-type="time" office:time-value="{}"/>'
+    row = "".join(map(value.format, ("PT25H30M00S", "-PT01H05M00.5S")))
+    table = f'<table:table table:name="S"><table:table-row>{row}</table:table-row></table:table>'
+    made = odt(table, "spreadsheet", **{"META-INF/manifest.xml": "<manifest/>"})
+    assert read_here(made, "a.ods").text.splitlines()[2] == "| 25:30:00 | -1:05:00 |"
+
+
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, time
+from contextlib import suppress
+from datetime import datetime, time, timedelta
+from itertools import groupby
 from typing import Any, BinaryIO
 
-from notso.documents.archives import Archive, has_zip_signature
+from notso.documents.archives import Archive, has_zip_signature, xml_events
 from notso.documents.values import MAX_CHARACTERS, UnreadableError, too_many_characters
 
 HEADER_EVERY = 40
@@ -27,6 +30,10 @@ _SAMPLE = 1 << 16
 _FORMULA = re.compile(
     rb"<(?:\w+:)?c\b([^<>]*)>\s*<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*(<(?:\w+:)?v\b[^<>]*>[^<]+)?"
 )
+_STYLED_CELL = re.compile(
+    rb"""<(?:\w+:)?c\b(?=[^<>]*\sr=["']([A-Z]{1,3})([0-9]{1,7})["'])[^<>]*\ss=["']([0-9]{1,7})["']"""
+)
+_ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _TEXT_CELL = re.compile(rb"""\bt=["']str["']""")  # its formula may return an empty text, which is then not stored
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
@@ -96,17 +103,22 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError."""
     import python_calamine
 
+    units = None
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
+        units = _Units(Archive(file))  # a further reading, with its own limit
     file.seek(0)
     try:
         workbook = python_calamine.CalamineWorkbook.from_filelike(file)
         for sheet in workbook.sheets_metadata:
             is_visible = sheet.visible is python_calamine.SheetVisibleEnum.Visible
             if is_visible and sheet.typ is python_calamine.SheetTypeEnum.WorkSheet:
-                rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
-                lines = markdown_lines([_format_value(each) for each in row] for row in rows)
+                cells = workbook.get_sheet_by_name(sheet.name)
+                rows: Iterator[list[str]] = ([_format_value(each) for each in row] for row in cells.iter_rows())
+                if units is not None and cells.start is not None:
+                    rows = units.added(sheet.name, cells.iter_rows(), cells.start[1])
+                lines = markdown_lines(rows)
                 yield "\n".join([f"## {_cell(sheet.name)}", "", *lines])
     except python_calamine.PasswordError:
         raise UnreadableError("is encrypted", "document_encrypted") from None
@@ -114,6 +126,71 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         if "password" in str(error).casefold():
             raise UnreadableError("is encrypted", "document_encrypted") from None
         raise UnreadableError("is damaged: its sheets cannot be read", "document_damaged") from None
+
+
+class _Units:
+    # Percent signs and currencies of XLSX files. They are in the formats of cells, which the library does not read.
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        targets = {each.get("Id", ""): each.get("Target", "") for _, each in self._elements("_rels/workbook.xml.rels")}
+        self._parts = {  # by name of the sheet
+            each["name"]: posixpath.join("/xl", targets.get(each.get("id", ""), ""))[1:]
+            for name, each in self._elements("workbook.xml")
+            if name == "sheet" and "name" in each
+        }
+        units, is_of_cells, self._units = {"9": "%", "10": "%"}, False, list[str]()  # `_units`: by number of the style
+        for name, each in self._elements("styles.xml"):
+            is_of_cells = name == "cellXfs" or (is_of_cells and name not in ("cellStyles", "dxfs"))
+            if name == "numFmt":
+                units[each.get("numFmtId", "")] = _unit(each.get("formatCode", ""))
+            elif name == "xf" and is_of_cells:
+                self._units.append(units.get(each.get("numFmtId", ""), ""))
+
+    def _elements(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
+        with suppress(UnreadableError):  # the library reports damaged files
+            for event in xml_events(self._archive.pieces(f"xl/{part}")):
+                if event.kind == "start":
+                    yield event.name, event.attributes
+
+    def added(self, sheet: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
+        # Yields the texts of cells. left: the column of the first ones.
+        found = groupby(self._cells(self._parts.get(sheet, "")), key=lambda each: each[0])
+        at, cells = next(found, (-1, iter(())))
+        for number, row in enumerate(rows):
+            texts = [_format_value(each) for each in row]
+            while 0 <= at <= number:
+                for _, column, unit in cells if at == number else ():
+                    value = row[column - left] if left <= column < left + len(row) else None
+                    if isinstance(value, float):
+                        texts[column - left] = (
+                            f"{_format_value(value * 100)}%" if unit == "%" else f"{_format_value(value)} {unit}"
+                        )
+                at, cells = next(found, (-1, iter(())))
+            yield texts
+
+    def _cells(self, part: str) -> Iterator[tuple[int, int, str]]:
+        # Yields row, column and unit.
+        if not any(self._units) or part not in self._archive.names:
+            return
+        rest = b""
+        for piece in self._archive.pieces(part):
+            text = rest + piece
+            for letters, row, style in _STYLED_CELL.findall(text):
+                if unit := self._units[int(style)] if int(style) < len(self._units) else "":
+                    column = 0
+                    for letter in letters:
+                        column = 26 * column + letter - 64
+                    yield int(row) - 1, column - 1, unit
+            last = text.rfind(b"<")  # this element may continue in the next piece
+            rest = text[last:] if text.find(b">", last) < 0 and len(text) - last < _MAX_CELL_BYTES else b""
+
+
+def _unit(form: str) -> str:
+    form = re.sub(r"\[\$-[^]]*\]|\[(?!\$)[^]]*\]", "", form.partition(";")[0])  # languages, colors and conditions
+    if "%" in re.sub(r'"[^"]*"|\\.', "", form):
+        return "%"
+    currency = re.search(r"\[\$([^]-]{1,9})|([$€£¥₩₹₽])", form)
+    return "" if currency is None else currency[1] or currency[2]
 
 
 def _check_cells(archive: Archive, warnings: list[str]) -> None:
@@ -176,4 +253,9 @@ def _format_value(value: Any) -> str:
         return str(int(value)) if is_integer else f"{value:.15g}"  # as in spreadsheets, which show 0.1 + 0.2 as 0.3
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "seconds")
+    if isinstance(value, timedelta):
+        seconds = round(abs(value).total_seconds())
+        return f"{'-' * (value < timedelta())}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    if isinstance(value, str) and (found := _ODF_DURATION.fullmatch(value)):
+        return f"{found[1]}{int(found[2])}:{found[3]:0>2}:{found[4]:0>2}"
     return str(value)
