@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from documents.made import A, docx, odt, pdf, pdf_of, pptx, stream
+from documents.made import A, W, docx, odt, pdf, pdf_of, pptx, stream
 from documents.test_traps import read_here
 
 from notso.documents.formulas import raised
@@ -235,3 +235,62 @@ def test_formulas_of_pptx_and_odt_are_read() -> None:
     sheet = "<document-content><p>cell</p></document-content>"
     parts = {"Object 1/content.xml": formula, "Object 2/content.xml": sheet}
     assert read_here(odt(f"<text:p>{body}end</text:p>", **parts), "a.odt").text == "1/3 and  and  and end"
+
+
+def test_struck_text_is_marked() -> None:
+    """Otherwise, 100 struck through and replaced by 80 would be 10080."""
+    html = b"<p>Was <del>1</del><del>00</del>80 m<s><b> old</b> </s>x<i style='text-decoration:line-through'>y</i>"
+    assert read_here(html, "a.html").text == "Was ~~100~~80 m ~~old~~ x~~y~~"
+    forms = ("", "<w:strike/>", '<w:strike w:val="0"/>', "<w:dstrike/><w:vanish/>", '<w:dstrike/><w:strike w:val="0"/>')
+    texts = "".join(map(run, ("Was ", "100", "80", "hidden", "x"), forms))
+    assert read_here(docx(f"<w:p>{texts}</w:p>"), "a.docx").text == "Was ~~100~~80~~x~~"
+    runs = '<a:r><a:rPr strike="sngStrike"/><a:t>100</a:t></a:r><a:r><a:rPr strike="noStrike"/><a:t>80</a:t></a:r>'
+    style = '<style:style style:name="T1"><style:text-properties style:text-line-through-style="{}"/></style:style>'
+    styles = f'<s xmlns:style="urn:oasis:names:tc:opendocument:xmlns:style:1.0">{style.format("solid")}</s>'
+    text = '<text:p><text:span text:style-name="T1">100</text:span>80</text:p>'
+    for made, name in ((pptx([f"<a:p>{runs}</a:p>"]), "a.pptx"), (odt(text, **{"styles.xml": styles}), "a.odt")):
+        assert read_here(made, name).text == "~~100~~80"
+
+
+def test_text_in_symbol_fonts_is_read() -> None:
+    """10 m in the font Symbol is shown as 10 μ."""
+    font = '<w:rFonts w:ascii="{0}" w:hAnsi="{0}"/>'
+    text = (
+        run("10 ") + run("m\uf06d1", font.format("Symbol")) + run("g\uf06d ") + run("\u00fc", font.format("Wingdings"))
+    )
+    assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "10 μμ1g\uf06d ✓"
+    runs = "".join(
+        f"<a:r><a:rPr>{form}</a:rPr><a:t>{each}</a:t></a:r>"
+        for each, form in (
+            ("m", '<a:latin typeface="Symbol"/>'),
+            ("m\uf0e0", '<a:sym typeface="Wingdings"/>'),
+            ("m", ""),
+        )
+    )
+    assert read_here(pptx([f"<a:p>{runs}</a:p>"]), "a.pptx").text == "μm→m"
+
+
+def test_notes_of_docx_are_read_with_their_marks() -> None:
+    mark = '<w:r><w:{}Reference w:id="{}"/></w:r>'
+    own = '<w:r><w:footnoteReference w:id="9" w:customMarkFollows="1"/><w:t>*</w:t></w:r>'
+    note = '<w:{0} w:id="{1}"><w:p><w:r><w:{0}Ref/></w:r><w:r><w:t xml:space="preserve"> {2}</w:t></w:r></w:p></w:{0}>'
+    footnotes = note.format("footnote", 7, "second") + note.format("footnote", 3, "first")
+    document = read_here(
+        docx(
+            f"<w:p>{run('a')}{mark.format('footnote', 3)}{run(' b')}{own}{run('c')}{mark.format('footnote', 7)}"
+            f"{run('d')}{mark.format('endnote', 3)}</w:p>",
+            **{
+                "word/footnotes.xml": f"<w:footnotes {W}>{footnotes}</w:footnotes>",
+                "word/endnotes.xml": f"<w:endnotes {W}>{note.format('endnote', 3, 'end')}</w:endnotes>",
+            },
+        ),
+        "a.docx",
+    )
+    assert document.text == "a¹ b*c²d[i]\n\n## Footnotes\n\n² second\n\n¹ first\n\n## Endnotes\n\n[i] end"
+
+
+def test_letters_of_odt_notes_do_not_continue_words() -> None:
+    body = "<text:note-body><text:p>A note.</text:p></text:note-body>"
+    note = f"<text:note><text:note-citation>i</text:note-citation>{body}</text:note>"
+    document = read_here(odt(f"<text:p>price{note}</text:p>"), "a.odt")
+    assert document.text == "price[i]\n\n## Footnotes\n\n[i] A note."

@@ -472,3 +472,17 @@ def test_email_attachments_are_listed() -> None:
 def test_empty_document_is_unreadable() -> None:
     with pytest.raises(UnreadableError, match="is empty"):
         read_here(b"", "a.txt")
+
+
+def test_choices_from_lists_of_docx_forms_are_read() -> None:
+    field = "<w:r><w:fldChar><w:ffData><w:ddList>{}</w:ddList></w:ffData></w:fldChar></w:r>"
+    entries = "".join(f'<w:listEntry w:val="{each}"/>' for each in WORDS)
+    states = ("", '<w:default w:val="2"/>', '<w:result w:val="1"/><w:default w:val="2"/>', '<w:result w:val="9"/>')
+    fields = "<w:r><w:tab/></w:r>".join(field.format(state + entries) for state in states)
+    box = "<w:r><w:fldChar><w:ffData><w:checkBox/></w:ffData></w:fldChar></w:r>"
+    assert read_here(docx(f"<w:p>{fields}{box}</w:p>"), "a.docx").text == "heron\tcrane\tstork\t☐"
+
+
+def test_rows_of_docx_that_begin_later_stay_below_their_columns() -> None:
+    late = '<w:tr><w:trPr><w:gridBefore w:val="1"/></w:trPr>' + row("2").removeprefix("<w:tr>")
+    assert read_here(docx(GRID.format(row("A", "B") + late)), "a.docx").text == "| A | B |\n| --- | --- |\n|  | 2 |"

@@ -1,4 +1,4 @@
-"""Superscripts, formulas and the numbers of lists as plain text.
+"""Superscripts, formulas, symbols and the numbers of lists as plain text.
 
 Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction 1/3 would be 13.
 """
@@ -6,7 +6,7 @@ Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -60,6 +60,19 @@ _ALPHABETS = {  # after the last letter, letters are doubled: z, aa, bb
     "chicago": "*†‡§",
 }
 
+# Characters of fonts without Unicode: font -> code -> character.
+_SYMBOLS = {
+    "Wingdings": dict(zip(b"o\xa8q\xfex\xfd\xfc\xfb\xe0", "☐☐☐☑☒☒✓✗→", strict=True)),
+    "Wingdings 2": dict(zip(b"\xa3RTPO", "☐☑☒✓✗", strict=True)),
+    "Symbol": dict(
+        zip(
+            b"ABGDEZHQIKLMNXOPRSTUFCYWabgdezhqiklmnxoprstufcyw\xa3\xb3\xb1\xb4\xb0\xb9\xbb\xa5\xb6\xd6\xe5\xf2\xae\xb8\xce",
+            "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω≤≥±×°≠≈∞∂√∑∫→÷∈",
+            strict=True,
+        )
+    ),
+}
+
 
 class Raised(str):
     """A piece of a superscript. A superscript may have several."""
@@ -67,10 +80,20 @@ class Raised(str):
     __slots__ = ()
 
 
+class Struck(str):
+    __slots__ = ()
+
+
 def joined(pieces: Iterable[str]) -> str:
     """Join pieces of text, with superscripts as in `raised`."""
-    groups = groupby(pieces, key=lambda each: isinstance(each, Raised))
-    return "".join(raised("".join(group)) if is_raised else "".join(group) for is_raised, group in groups)
+    forms: dict[type[str], Callable[[str], str]] = {Raised: raised, Struck: _struck}
+    return "".join(forms.get(kind, str)("".join(group)) for kind, group in groupby(pieces, key=type))
+
+
+def _struck(text: str) -> str:
+    # Without marks, a price of 100, struck through, before one of 80 would be 10080.
+    core = text.strip()
+    return text.replace(core, f"~~{core}~~") if core else text
 
 
 def raised(text: str) -> str:
@@ -231,6 +254,20 @@ def _linear(element: _Element) -> str:
         case "mphantom" | "phant" | "style" | "script":
             return ""
     return element.whole()
+
+
+def unicode_text(text: str, font: str, is_private: bool = False) -> str:
+    # Returns text in a font without Unicode. is_private: only characters from the private use area are in this font.
+    symbols = _SYMBOLS.get(font)
+    if symbols is None:
+        return text
+    codes = ((ord(each) & 0xFF if "\uf000" <= each <= "\uf0ff" else -1 if is_private else ord(each)) for each in text)
+    return "".join(symbols.get(code, each) for code, each in zip(codes, text, strict=True))
+
+
+def symbol(font: str, code: str) -> str:
+    number = int(code, 16) & 0xFF if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
+    return _SYMBOLS.get(font, {}).get(number, "")
 
 
 def numeral(number: int, form: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TypeAlias
 
-from notso.documents.formulas import Formula, Raised, joined, numeral
+from notso.documents.formulas import Formula, Raised, Struck, joined, numeral
 from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import UnreadableError
 
@@ -101,8 +101,8 @@ class _Text(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.title = ""
         self._pieces: list[_Piece] = []
-        # Open elements: name, whether it hides its contents, and whether it is a superscript.
-        self._open: list[tuple[str, bool, bool]] = []
+        # Open elements: name, whether it hides its contents, and the form of its text.
+        self._open: list[tuple[str, bool, type[str]]] = []
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
@@ -137,7 +137,8 @@ class _Text(HTMLParser):
             self._open = [each for each in self._open if each[0] != "head"]
             self._hidden = sum(hiding for _, hiding, _ in self._open)
         is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
-        self._open.append((tag, hides, tag == "sup" or is_note))
+        is_struck = tag in ("del", "s", "strike") or "line-through" in (values.get("style") or "")
+        self._open.append((tag, hides, Struck if is_struck else Raised if tag == "sup" or is_note else str))
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
@@ -214,7 +215,7 @@ class _Text(HTMLParser):
         elif not self._hidden:
             text = data if self._verbatim else re.sub(r"\s+", " ", data)
             # The text of a superscript may be in a link or another element.
-            self._pieces.append(Raised(text) if any(each[2] for each in self._open[-4:]) else text)
+            self._pieces.append(next((each[2] for each in self._open[-4:] if each[2] is not str), str)(text))
 
     def unknown_decl(self, data: str) -> None:
         """Ignore declarations such as `<![CDATA[`, as browsers do."""

@@ -12,7 +12,18 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
-from notso.documents.formulas import MAX_LEVEL, Formula, ListLevel, ListNumbers, Raised, joined, numeral
+from notso.documents.formulas import (
+    MAX_LEVEL,
+    Formula,
+    ListLevel,
+    ListNumbers,
+    Raised,
+    Struck,
+    joined,
+    numeral,
+    symbol,
+    unicode_text,
+)
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
 from notso.documents.tables import line_of, markdown_lines
@@ -23,18 +34,6 @@ MAX_REPEATED = 1_000
 numbers."""
 
 _TRUE = ("1", "true", "on")
-# Characters of fonts without Unicode: font -> code -> character.
-_SYMBOLS = {
-    "Wingdings": dict(zip(b"o\xa8q\xfex\xfd\xfc\xfb\xe0", "☐☐☐☑☒☒✓✗→", strict=True)),
-    "Wingdings 2": dict(zip(b"\xa3RTPO", "☐☑☒✓✗", strict=True)),
-    "Symbol": dict(
-        zip(
-            b"ABGDEZHQIKLMNXOPRSTUFCYWabgdezhqiklmnxoprstufcyw\xa3\xb3\xb1\xb4\xb0\xb9\xbb\xa5\xb6\xd6\xe5\xf2\xae\xb8\xce",
-            "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω≤≥±×°≠≈∞∂√∑∫→÷∈",
-            strict=True,
-        )
-    ),
-}
 # Elements of Office Open XML with earlier content. For older programs, a Fallback element repeats the content of the
 # Choice element before it.
 _REPLACED = ("Fallback", "del", "moveFrom")
@@ -104,10 +103,12 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
     folder = posixpath.dirname(main)
     lists = _WordLists(_optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(_optional_events(archive, f"{folder}/styles.xml"), lists)
-    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists)
+    marks: dict[str, dict[str, str]] = {"f": {}, "e": {}}
+    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, marks)
     for notes in ("footnotes", "endnotes"):
         if f"{folder}/{notes}.xml" in archive.names:
-            text = "\n\n".join(_word_pages(xml_events(archive.pieces(f"{folder}/{notes}.xml")), styles, lists))
+            events = xml_events(archive.pieces(f"{folder}/{notes}.xml"))
+            text = "\n\n".join(_word_pages(events, styles, lists, marks))
             if text:
                 yield f"## {notes.capitalize()}\n\n{text}"
 
@@ -145,7 +146,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     styles.read(xml_events(archive.pieces("content.xml")), "body")
     numbers = _ODFNumbers(styles)
     outer: list[tuple[_Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
-    raises: list[bool] = []  # whether each open span is a superscript
+    forms: list[type[str]] = []  # of the open spans
     skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number")
     for event in xml_events(archive.pieces("content.xml")):
         start = event.kind == "start"
@@ -155,12 +156,15 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             continue
         elif event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
-            page.paragraph.append(Raised(text) if any(raises) else text)
+            page.paragraph.append(next((each for each in forms if each is not str), str)(text))
         elif event.name in ("span", "note-citation"):
             if start:
-                raises.append(event.name != "span" or event.attributes.get("style-name") in styles.superscripts)
-            elif raises.pop() and event.name != "span":
-                citation = page.paragraph[-1] if page.paragraph else ""
+                is_span = event.name == "span"
+                forms.append(styles.forms.get(event.attributes.get("style-name", ""), str) if is_span else Raised)
+            elif forms.pop() and event.name != "span" and page.paragraph:
+                if not re.search("[0-9]", page.paragraph[-1]):  # as in endnotes of LibreOffice
+                    page.paragraph[-1] = f"[{page.paragraph[-1]}]"
+                citation = page.paragraph[-1]
         elif event.name in ("note-body", "text-box"):
             if start:
                 outer.append((page, page.prefix, page.paragraph, numbers))
@@ -425,7 +429,7 @@ def _formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
 
 class _ODFStyles:
     def __init__(self) -> None:
-        self.superscripts = set[str]()
+        self.forms: dict[str, type[str]] = {}
         self.lists: dict[str, dict[int, ListLevel]] = {}
         self.outline: dict[int, ListLevel] = {}
         self.list_styles: dict[str, str | None] = {}  # style of a paragraph -> style of its list ("": none)
@@ -448,8 +452,10 @@ class _ODFStyles:
                 levels = self.outline
             elif "level-style" in event.name:
                 levels[_count(event, "level") - 1] = _odf_level(event)
+            elif event.attributes.get("text-line-through-style", "none") != "none":
+                self.forms[style] = Struck
             elif re.match("super|[1-9]", event.attributes.get("text-position", "")):
-                self.superscripts.add(style)
+                self.forms[style] = Raised
         for style in _in_order_of_inheritance(self._bases):
             if self.list_styles[style] is None:
                 self.list_styles[style] = self.list_styles.get(self._bases[style])
@@ -531,7 +537,12 @@ def _odf_formula(archive: Archive, target: str) -> str:
     return formula.text()
 
 
-def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], lists: _WordLists) -> Iterator[str]:
+def _word_pages(
+    events: Iterator[XMLEvent],
+    styles: Mapping[str, _WordStyle],
+    lists: _WordLists,
+    marks: dict[str, dict[str, str]],  # of footnotes ("f") and endnotes ("e"), by id
+) -> Iterator[str]:
     page, skip_depth, in_text = _Page(), 0, False
     style, list_id = _WordStyle(), ""  # of the current paragraph
     level: int | None = None
@@ -540,8 +551,10 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
     outer: list[tuple[str, list[str]]] = []  # paragraphs that contain the current text box
     lists.restart()
     reading, reading_start = "", 0
-    is_raised = is_hidden = False  # properties of the current run
-    is_checked = False
+    is_raised = is_struck = is_hidden = False  # properties of the current run
+    choices, choice = list[str](), -1  # of a form field
+    note = ""
+    is_checked, font = False, ""
     for event in _formulas_as_text(events):
         start = event.kind == "start"
         if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
@@ -553,7 +566,8 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
             continue
         elif event.kind == "text":
             if in_text and not is_hidden:
-                page.paragraph.append(Raised(event.name) if is_raised else event.name)
+                text = unicode_text(event.name, font)
+                page.paragraph.append(Struck(text) if is_struck else Raised(text) if is_raised else text)
         elif event.name == "t":
             in_text = start
         elif event.name == "rt":  # stored before the base text
@@ -562,7 +576,12 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
             page.paragraph.append(reading)
             reading = ""
         elif event.name == "r":
-            is_raised = is_hidden = False
+            is_raised = is_struck = is_hidden = False
+            font = ""
+        elif event.name == "rFonts" and start:
+            font = event.attributes.get("ascii", "")
+        elif event.name in ("strike", "dstrike") and start:
+            is_struck = is_struck or event.attributes.get("val", "1") in _TRUE
         elif event.name == "vertAlign" and start:
             is_raised = event.attributes.get("val") == "superscript"
         elif event.name == "vanish" and start:
@@ -571,7 +590,7 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
             if not is_continued:
                 page.end_paragraph()
             is_continued &= not start
-            is_raised = is_hidden = False
+            is_raised = is_struck = is_hidden = False
         elif event.name == "txbxContent":
             if start:
                 outer.append((page.prefix, page.paragraph))
@@ -604,6 +623,9 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
             (page.start_table if start else page.end_table)()
         elif event.name == "tr" and start:
             page.start_row()
+        elif event.name == "gridBefore" and start:
+            for _ in range(min(MAX_REPEATED, _count(event, "val"))):
+                page.start_cell()
         elif event.name == "tc":
             page.end_paragraph()
             if start:
@@ -618,14 +640,31 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
             if not start:
                 page.paragraph.append("\u2612" if is_checked else "\u2610")
             is_checked = False
-        elif start and event.name in ("default", "checked"):
+        elif event.name == "ddList":
+            if not start:
+                page.paragraph += choices[max(0, choice) :][:1]
+            choices, choice = [], -1
+        elif start and event.name == "listEntry":
+            choices.append(event.attributes.get("val", ""))
+        elif start and (event.name == "result" or (event.name == "default" and choice < 0)):
+            choice = _count(event, "val")
             is_checked = event.attributes.get("val", "1") in _TRUE
+        elif start and event.name == "checked":
+            is_checked = event.attributes.get("val", "1") in _TRUE
+        elif event.name in ("footnote", "endnote") and start:
+            note = event.attributes.get("id", "")
+        elif start and event.name in ("footnoteReference", "endnoteReference"):
+            if "customMarkFollows" not in event.attributes:
+                mark = _note_mark(event.name, 1 + len(marks[event.name[:1]]))
+                page.paragraph.append(marks[event.name[:1]].setdefault(event.attributes.get("id", ""), mark))
+        elif start and event.name in ("footnoteRef", "endnoteRef"):
+            page.paragraph.append(marks[event.name[:1]].get(note, ""))
         elif start and event.name == "sym":
-            page.paragraph.append(_symbol(event.attributes))
-        elif start and event.name in ("tab", "noBreakHyphen"):
+            page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
+        elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
             # A `tab` element with a position is a tab stop, not a tab character.
             if "pos" not in event.attributes:
-                page.paragraph.append("\t" if event.name == "tab" else "-")
+                page.paragraph.append("-" if event.name == "noBreakHyphen" else "\t")
         elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
             if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
@@ -640,14 +679,14 @@ def _word_pages(events: Iterator[XMLEvent], styles: Mapping[str, _WordStyle], li
     yield page.text()
 
 
-def _symbol(attributes: Mapping[str, str]) -> str:
-    code = attributes.get("char", "")
-    number = int(code, 16) & 0xFF if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
-    return _SYMBOLS.get(attributes.get("font", ""), {}).get(number, "")
+def _note_mark(kind: str, number: int) -> str:
+    # By default, the numbers of endnotes are roman.
+    return Raised(number) if kind.startswith("f") else f"[{numeral(number, 'i')}]"
 
 
 def _slide_text(events: Iterator[XMLEvent]) -> str:
-    page, skip_depth, in_text, is_raised = _Page(), 0, False, False
+    page, skip_depth, in_text, is_raised, is_struck = _Page(), 0, False, False, False
+    font = symbol_font = ""
     level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
     numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
     for event in _formulas_as_text(events):
@@ -658,12 +697,19 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
             continue
         elif event.kind == "text":
             if in_text:
-                page.paragraph.append(Raised(event.name) if is_raised else event.name)
+                text = unicode_text(unicode_text(event.name, font), symbol_font, is_private=True)
+                page.paragraph.append(Struck(text) if is_struck else Raised(text) if is_raised else text)
         elif event.name == "t":
             in_text = start
         elif event.name in ("r", "fld"):
-            is_raised = False
+            is_raised = is_struck = False
+            font = symbol_font = ""
+        elif event.name == "latin" and start:
+            font = event.attributes.get("typeface", "")
+        elif event.name == "sym" and start:
+            symbol_font = event.attributes.get("typeface", "")
         elif event.name == "rPr" and start:
+            is_struck = event.attributes.get("strike", "noStrike") != "noStrike"
             is_raised = event.attributes.get("baseline", "0").lstrip("0")[:1] not in ("", "-")
         elif event.name == "p" and start:
             level, form = 0, ("", 1)
