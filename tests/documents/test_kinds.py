@@ -7,7 +7,22 @@ import io
 import json
 
 import pytest
-from documents.made import A, W, cell, chrome_pdf, docx, epub, form_pdf, odt, paragraph, pptx, relations, text_pdf, xlsx
+from documents.made import (
+    ODF,
+    A,
+    W,
+    cell,
+    chrome_pdf,
+    docx,
+    epub,
+    form_pdf,
+    odt,
+    paragraph,
+    pptx,
+    relations,
+    text_pdf,
+    xlsx,
+)
 from documents.test_traps import read_here
 
 from notso.documents import archives
@@ -366,6 +381,7 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
             b"id;text;n\r\n1;'tis a;2\r\n2;\"a; b\";3\r\n3;'x';4\r\n",
             *("a.csv", "| id | text | n |\n| --- | --- | --- |\n| 1 | 'tis a | 2 |\n| 2 | a; b | 3 |\n| 3 | 'x' | 4 |"),
         ),
+        (b"price\n1,50\r\n-2.000,75\n", "a.csv", "| price |\n| --- |\n| 1,50 |\n| -2.000,75 |"),
         (b"1,5;2,5\n3,5;4,5\n", "a.csv", "| 1,5 | 2,5 |\n| --- | --- |\n| 3,5 | 4,5 |"),
         (b"sep=;\r\na;b\r\n1;2\r\n", "a.csv", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         (b'a,b\n1,"x;\ny;\nz;"\n', "a.csv", "| a | b |\n| --- | --- |\n| 1 | x; y; z; |"),
@@ -395,6 +411,10 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         ),
         (b"sn\xc3\xb8 " * 20 + b"\xc3", "a.txt", "sn\u00f8 " * 20 + "\ufffd"),
         (b"<html><head><title>T</title><p>shown", "a.html", "shown"),
+        (
+            b"<input type=CHECKBOX checked>a<input type=radio>b <input value=c><input type=hidden value=x>",
+            *("a.html", "\u2612a\u2610b c"),
+        ),
         (b"<p>Donau&shy;dampf", "a.html", "Donaudampf"),
         (b"<p/>a<br/>b<br>c<div/>d", "a.xhtml", "a\nb\nc\n\nd"),
         (b"a<p hidden>b<div>c</div>", "a.html", "a\nc"),
@@ -486,3 +506,22 @@ def test_choices_from_lists_of_docx_forms_are_read() -> None:
 def test_rows_of_docx_that_begin_later_stay_below_their_columns() -> None:
     late = '<w:tr><w:trPr><w:gridBefore w:val="1"/></w:trPr>' + row("2").removeprefix("<w:tr>")
     assert read_here(docx(GRID.format(row("A", "B") + late)), "a.docx").text == "| A | B |\n| --- | --- |\n|  | 2 |"
+
+
+def test_hidden_and_alternative_texts_of_odt_are_omitted() -> None:
+    more = "xmlns:style='urn:oasis:names:tc:opendocument:xmlns:style:1.0' xmlns:draw='d' xmlns:svg='s'"
+    hidden = '<style:style style:name="H"><style:text-properties text:display="none"/></style:style>'
+    frame = "<draw:frame><svg:title>x</svg:title>{}<svg:title>x</svg:title><svg:desc>x</svg:desc></draw:frame>"
+    box = frame.format("<draw:text-box><text:p>box <text:title>Title</text:title></text:p></draw:text-box>")
+    body = (
+        f'<text:p>a{frame.format("")}<text:span text:style-name="H">x<text:span>x</text:span></text:span>b '
+        '<text:hidden-text text:is-hidden="true">x</text:hidden-text><text:title>Title</text:title></text:p>'
+        '<text:h text:style-name="H">x</text:h><text:section text:display="none"><text:p>x</text:p></text:section>'
+        f'<text:p>{box}<text:hidden-text text:is-hidden="false">c</text:hidden-text></text:p>'
+    )
+    parts = {
+        "styles.xml": f"<s {ODF} {more}>{hidden}</s>",
+        "content.xml": f"<c {ODF} {more}><office:body><office:text>{body}</office:text></office:body></c>",
+    }
+    document = read_here(odt("", **parts), "a.odt")
+    assert document.text == "ab Title\n\nbox Title\n\nc"

@@ -6,10 +6,11 @@ Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from notso.documents.archives import XMLEvent
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 500
@@ -72,6 +73,10 @@ _SYMBOLS = {
         )
     ),
 }
+
+# Elements of Office Open XML with earlier content. For older programs, a Fallback element repeats the content of the
+# Choice element before it.
+REPLACED = ("Fallback", "del", "moveFrom")
 
 
 class Raised(str):
@@ -254,6 +259,33 @@ def _linear(element: _Element) -> str:
         case "mphantom" | "phant" | "style" | "script":
             return ""
     return element.whole()
+
+
+def formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
+    # Replaces each formula in Office Math by one text.
+    formula, depth, skip_depth, in_text = Formula(), 0, 0, False
+    for event in events:
+        step = {"start": 1, "text": 0, "end": -1}[event.kind]
+        if step and event.name == "oMath":  # may be nested
+            depth += step
+            if not depth:
+                yield from (XMLEvent("start", "t", {}), XMLEvent("text", formula.text(), {}), XMLEvent("end", "t", {}))
+                formula = Formula()
+        elif not depth:
+            yield event
+        elif step and event.name in REPLACED:
+            skip_depth += step
+        elif skip_depth:
+            continue
+        elif not step:
+            if in_text:
+                formula.add(event.name)
+        elif step > 0:
+            in_text = event.name == "t"
+            formula.start(event.name, event.attributes)
+        else:
+            in_text = False
+            formula.end(event.name)
 
 
 def unicode_text(text: str, font: str, is_private: bool = False) -> str:

@@ -35,6 +35,7 @@ _BLOCKS = {
     *("blockquote", "figure", "figcaption", "form", "fieldset", "address", "details", "summary", "body", "html"),
     *("table", "thead", "tbody", "tfoot", "caption", "hr", "pre", "li", "h1", "h2", "h3", "h4", "h5", "h6"),
 }
+_UNSEEN_INPUTS = ("hidden", "password", "submit", "button", "reset", "image", "file", "range", "color")
 _BULLETED = ("ul", "menu", "dir")
 _LIST_STYLE = re.compile(
     r"list-style(?:-type)?\s*:[^;]{0,99}?\b"
@@ -126,6 +127,8 @@ class _Text(HTMLParser):
         if tag in _VOID:
             if tag in ("br", "hr"):
                 self._pieces.append("\n")
+            elif tag == "input" and not (self._hidden or hides):
+                self._pieces.append(_input_text(values))
             return
         implied_ends = _IMPLIED_ENDS.get(tag, {"p"} if tag in _BLOCKS else set())
         while self._open and (
@@ -280,6 +283,13 @@ class _Text(HTMLParser):
 
 def _join(pieces: list[_Piece], form: int) -> str:
     return joined(each if isinstance(each, str) else each[form] for each in pieces)
+
+
+def _input_text(values: Mapping[str, str | None]) -> str:
+    kind = (values.get("type") or "text").lower()
+    if kind in ("checkbox", "radio"):
+        return "\u2612" if "checked" in values else "\u2610"
+    return values.get("value") or "" if kind not in _UNSEEN_INPUTS else ""
 
 
 def _integer(value: str | None) -> int | None:

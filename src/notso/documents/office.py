@@ -14,11 +14,13 @@ from urllib.parse import unquote
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
+    REPLACED,
     Formula,
     ListLevel,
     ListNumbers,
     Raised,
     Struck,
+    formulas_as_text,
     joined,
     numeral,
     symbol,
@@ -34,9 +36,6 @@ MAX_REPEATED = 1_000
 numbers."""
 
 _TRUE = ("1", "true", "on")
-# Elements of Office Open XML with earlier content. For older programs, a Fallback element repeats the content of the
-# Choice element before it.
-_REPLACED = ("Fallback", "del", "moveFrom")
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
@@ -147,13 +146,14 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
     numbers = _ODFNumbers(styles)
     outer: list[tuple[_Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
     forms: list[type[str]] = []  # of the open spans
-    skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number")
+    skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc")
+    in_frame = ""
     for event in xml_events(archive.pieces("content.xml")):
         start = event.kind == "start"
-        if event.kind != "text" and event.name in skipped:
-            skip_depth += 1 if start else -1
-        elif skip_depth:
-            continue
+        if skip_depth or (start and (event.name in skipped or styles.hide(event) or in_frame == event.name)):
+            skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
+        elif event.name == "frame":
+            in_frame = "title" if start else ""  # its alternative text, not the field `title` of a text
         elif event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
             page.paragraph.append(next((each for each in forms if each is not str), str)(text))
@@ -166,6 +166,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
                     page.paragraph[-1] = f"[{page.paragraph[-1]}]"
                 citation = page.paragraph[-1]
         elif event.name in ("note-body", "text-box"):
+            in_frame = "title" if event.name == "text-box" and not start else ""
             if start:
                 outer.append((page, page.prefix, page.paragraph, numbers))
                 page, numbers = notes if event.name == "note-body" else page, _ODFNumbers(styles)
@@ -400,36 +401,10 @@ def _level(text: str) -> int:
     return min(MAX_LEVEL, int(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
-def _formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
-    # Replaces each formula in Office Math by one text.
-    formula, depth, skip_depth, in_text = Formula(), 0, 0, False
-    for event in events:
-        step = {"start": 1, "text": 0, "end": -1}[event.kind]
-        if step and event.name == "oMath":  # may be nested
-            depth += step
-            if not depth:
-                yield from (XMLEvent("start", "t", {}), XMLEvent("text", formula.text(), {}), XMLEvent("end", "t", {}))
-                formula = Formula()
-        elif not depth:
-            yield event
-        elif step and event.name in _REPLACED:
-            skip_depth += step
-        elif skip_depth:
-            continue
-        elif not step:
-            if in_text:
-                formula.add(event.name)
-        elif step > 0:
-            in_text = event.name == "t"
-            formula.start(event.name, event.attributes)
-        else:
-            in_text = False
-            formula.end(event.name)
-
-
 class _ODFStyles:
     def __init__(self) -> None:
         self.forms: dict[str, type[str]] = {}
+        self._hidden = set[str]()
         self.lists: dict[str, dict[int, ListLevel]] = {}
         self.outline: dict[int, ListLevel] = {}
         self.list_styles: dict[str, str | None] = {}  # style of a paragraph -> style of its list ("": none)
@@ -452,6 +427,8 @@ class _ODFStyles:
                 levels = self.outline
             elif "level-style" in event.name:
                 levels[_count(event, "level") - 1] = _odf_level(event)
+            elif event.name == "text-properties" and event.attributes.get("display") == "none":
+                self._hidden.add(style)
             elif event.attributes.get("text-line-through-style", "none") != "none":
                 self.forms[style] = Struck
             elif re.match("super|[1-9]", event.attributes.get("text-position", "")):
@@ -459,6 +436,14 @@ class _ODFStyles:
         for style in _in_order_of_inheritance(self._bases):
             if self.list_styles[style] is None:
                 self.list_styles[style] = self.list_styles.get(self._bases[style])
+
+    def hide(self, event: XMLEvent) -> bool:
+        given = event.attributes
+        return (
+            (event.name in ("span", "p", "h") and given.get("style-name") in self._hidden)
+            or (event.name == "section" and given.get("display") == "none")
+            or (event.name == "hidden-text" and given.get("is-hidden") == "true")
+        )
 
 
 def _odf_level(event: XMLEvent) -> ListLevel:
@@ -555,12 +540,12 @@ def _word_pages(
     choices, choice = list[str](), -1  # of a form field
     note = ""
     is_checked, font = False, ""
-    for event in _formulas_as_text(events):
+    for event in formulas_as_text(events):
         start = event.kind == "start"
         if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
             # With specVanish, it is not hidden, but separates a heading from text in the same line.
             is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in _TRUE)
-        if event.kind != "text" and event.name in (*_REPLACED, "instrText", "rPrChange", "pPrChange"):
+        if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange"):
             skip_depth += 1 if start else -1
         elif skip_depth:
             continue
@@ -689,7 +674,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
     font = symbol_font = ""
     level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
     numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
-    for event in _formulas_as_text(events):
+    for event in formulas_as_text(events):
         start = event.kind == "start"
         if event.kind != "text" and event.name == "Fallback":  # an image in place of a formula
             skip_depth += 1 if start else -1

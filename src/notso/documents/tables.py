@@ -24,6 +24,7 @@ MAX_INTEGER = 1 << 53  # integers up to this one are exact floats
 _DELIMITERS = "\t;|,"  # in order of preference; the comma is last, because it is common within cells
 _DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # the first line of files for Excel
 _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and line breaks
+_DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")  # one column, below its name
 _SAMPLE = 1 << 16
 
 # A cell with a formula in the XML of a sheet: attributes, and the stored result.
@@ -83,6 +84,8 @@ def format_delimited(text: str) -> str:
     try:
         sample = _QUOTED.sub("", text[:_SAMPLE])
         delimiter = declared[1] if declared else max(_DELIMITERS, key=lambda each: _uniform_rows(sample, each))
+        if not declared and _DECIMALS.fullmatch(text):
+            delimiter = "\t"
         return "\n".join(markdown_lines(_rows(text, delimiter)))
     except csv.Error:
         return text
