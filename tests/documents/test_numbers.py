@@ -221,7 +221,9 @@ def test_numbers_of_odt_headings_are_read() -> None:
         *((2, ' text:is-list-header="true"', "y"), (2, "", "<text:number>1.2</text:number>c"), (1, "", "B")),
     )
     body = "".join(heading.format(*each) for each in headings)
-    assert odt_lines(body, styles) == ["box", "# 1 A", "## 1.1 b", "## x", "## y", "## 1.2 c", "# 2 B"]
+    body += heading.format(1, "", "<text:soft-page-break/>C") + heading.format(1, "", "D<text:soft-page-break/>d")
+    lines = ["box", "# 1 A", "## 1.1 b", "## x", "## y", "## 1.2 c", "# 2 B", "# 3 C", "# 4 D", "d"]
+    assert odt_lines(body, styles) == lines
 
 
 def test_numbers_of_pptx_are_read() -> None:

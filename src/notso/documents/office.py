@@ -213,7 +213,10 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         elif start and event.name in ("object", "object-ole"):
             page.paragraph.append(_odf_formula(archive, event.attributes.get("href", "")))
         elif start and event.name == "soft-page-break" and page is main and not page.tables:
+            prefix = "" if any(map(str.strip, page.paragraph)) else page.prefix  # of the first text on the next page
+            page.prefix = page.prefix.removeprefix(prefix)
             yield page.text()
+            page.prefix = prefix
     yield page.text()
     if text := notes.text():
         yield f"## Footnotes\n\n{text}"
