@@ -272,6 +272,25 @@ def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
     assert shown == ["0.07", "7%", "7%", "12.5 €", "-3 $", "-25:30:00", "7", "2023-03-15", "7 CHF", "word"]
 
 
+def test_percentages_and_currencies_of_ods_are_read() -> None:
+    value = '<table:table-cell office:value-type="{}" {}office:value="{}"{}/>'
+    cells = (
+        value.format("float", "", 0.5, ' table:number-columns-repeated="2"'),
+        value.format("percentage", "", 0.07, ' table:number-columns-repeated="2"'),
+        '<table:covered-table-cell table:number-columns-repeated="2"/>',
+        value.format("currency", 'office:currency="EUR" ', 2.5, ""),
+        '<table:table-cell office:value-type="string"><text:p>a &gt; b</text:p></table:table-cell>',
+    )
+    empty = '<table:table-row table:number-rows-repeated="{}"><table:table-cell/></table:table-row>'
+    rows = empty.format(3) + f'<table:table-row table:number-rows-repeated="2">{"".join(cells)}</table:table-row>'
+    last = f"<table:table-row/><table:table-row>{cells[0]}</table:table-row>{empty.format(999_999)}"
+    sheet = f'<table:table table:name="{{}}">{rows}{last}</table:table>'
+    made = odt(sheet.format("S") + sheet.format("T"), "spreadsheet", **{"META-INF/manifest.xml": "<manifest/>"})
+    line = "| 0.5 | 0.5 | 7% | 7% |  |  | 2.5 EUR | a > b |"
+    lines = [each for each in read_here(made, "a.ods").text.splitlines() if each and "---" not in each]
+    assert lines == ["## S", line, line, "| 0.5 | 0.5 |", "## T", line, line, "| 0.5 | 0.5 |"]
+
+
 def test_durations_of_ods_are_read() -> None:
     value = '<table:table-cell office:value-type="time" office:time-value="{}"/>'
     row = "".join(map(value.format, ("PT25H30M00S", "-PT01H05M00.5S")))

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, time, timedelta
 from itertools import groupby
-from typing import Any, BinaryIO
+from operator import itemgetter
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from notso.documents.archives import Archive, has_zip_signature, xml_events
 from notso.documents.values import MAX_CHARACTERS, UnreadableError, too_many_characters
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 HEADER_EVERY = 40
 """Number of rows after which the header is repeated, so that every part of a long table has it."""
@@ -34,6 +37,12 @@ _FORMULA = re.compile(
 _STYLED_CELL = re.compile(
     rb"""<(?:\w+:)?c\b(?=[^<>]*\sr=["']([A-Z]{1,3})([0-9]{1,7})["'])[^<>]*\ss=["']([0-9]{1,7})["']"""
 )
+_ODS_PLACE = re.compile(rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>")
+_ODS_UNIT = re.compile(
+    rb"""value-type=["'](?:(percentage)|currency["'].*?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
+)
+_REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
+_MAX_COLUMNS = 1_000  # that a cell is repeated
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _TEXT_CELL = re.compile(rb"""\bt=["']str["']""")  # its formula may return an empty text, which is then not stored
 _MAX_CELL_BYTES = 1 << 20
@@ -114,13 +123,13 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     file.seek(0)
     try:
         workbook = python_calamine.CalamineWorkbook.from_filelike(file)
-        for sheet in workbook.sheets_metadata:
+        for number, sheet in enumerate(workbook.sheets_metadata):
             is_visible = sheet.visible is python_calamine.SheetVisibleEnum.Visible
             if is_visible and sheet.typ is python_calamine.SheetTypeEnum.WorkSheet:
                 cells = workbook.get_sheet_by_name(sheet.name)
                 rows: Iterator[list[str]] = ([_format_value(each) for each in row] for row in cells.iter_rows())
                 if units is not None and cells.start is not None:
-                    rows = units.added(sheet.name, cells.iter_rows(), cells.start[1])
+                    rows = units.added(number, sheet.name, cells.iter_rows(), cells.start[1])
                 lines = markdown_lines(rows)
                 yield "\n".join([f"## {_cell(sheet.name)}", "", *lines])
     except python_calamine.PasswordError:
@@ -132,9 +141,10 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
 
 class _Units:
-    # Percent signs and currencies of XLSX files. They are in the formats of cells, which the library does not read.
+    # Percent signs and currencies, which the library does not read: in XLSX files, they are in the formats of cells.
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
+        self._ods_sheets = _Groups(self._ods_cells())
         targets = {each.get("Id", ""): each.get("Target", "") for _, each in self._elements("_rels/workbook.xml.rels")}
         self._parts = {  # by name of the sheet
             each["name"]: posixpath.join("/xl", targets.get(each.get("id", ""), ""))[1:]
@@ -155,37 +165,77 @@ class _Units:
                 if event.kind == "start":
                     yield event.name, event.attributes
 
-    def added(self, sheet: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
+    def added(self, sheet: int, name: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
         # Yields the texts of cells. left: the column of the first ones.
-        found = groupby(self._cells(self._parts.get(sheet, "")), key=lambda each: each[0])
-        at, cells = next(found, (-1, iter(())))
+        part = self._parts.get(name, "")
+        units = _Groups(self._xlsx_cells(part) if part else (place[1:] for place in self._ods_sheets.get(sheet)))
         for number, row in enumerate(rows):
             texts = [_format_value(each) for each in row]
-            while 0 <= at <= number:
-                for _, column, unit in cells if at == number else ():
-                    value = row[column - left] if left <= column < left + len(row) else None
-                    if isinstance(value, float):
-                        texts[column - left] = (
-                            f"{_format_value(value * 100)}%" if unit == "%" else f"{_format_value(value)} {unit}"
-                        )
-                at, cells = next(found, (-1, iter(())))
+            for _, column, unit in units.get(number):
+                value = row[column - left] if left <= column < left + len(row) else None
+                if isinstance(value, float):
+                    text = _format_value(value * 100 if unit == "%" else value)
+                    texts[column - left] = f"{text}%" if unit == "%" else f"{text} {unit}"
             yield texts
 
-    def _cells(self, part: str) -> Iterator[tuple[int, int, str]]:
+    def _xlsx_cells(self, part: str) -> Iterator[tuple[int, int, str]]:
         # Yields row, column and unit.
-        if not any(self._units) or part not in self._archive.names:
-            return
+        for letters, row, style in self._tags(_STYLED_CELL, part) if any(self._units) else ():
+            if unit := self._units[int(style)] if int(style) < len(self._units) else "":
+                column = 0
+                for letter in letters:
+                    column = 26 * column + letter - 64
+                yield int(row) - 1, column - 1, unit
+
+    def _ods_cells(self) -> Iterator[tuple[int, int, int, str]]:
+        # Yields sheet, row, column and unit.
+        sheet, row, column, times, units, left = -1, 0, 0, 1, list[tuple[int, str]](), MAX_CELLS
+        for end, name, attributes in self._tags(_ODS_PLACE, "content.xml"):
+            if name == b"table":
+                sheet, row = sheet + (not end), 0
+            elif name == b"table-row" and not end:
+                column, times, units = 0, _repeated(attributes), []
+            elif name != b"table-row" and not end:
+                unit = _ODS_UNIT.search(attributes)
+                columns = _repeated(attributes)
+                if unit is not None:
+                    text = "%" if unit[1] else unit[2].decode("utf-8", "replace")
+                    units += [(column + each, text) for each in range(min(columns, _MAX_COLUMNS))]
+                column += columns
+            if name == b"table-row" and (end or attributes.endswith(b"/")):
+                for _ in range(times if units else 0):
+                    left -= len(units)
+                    if left < 0:
+                        return
+                    yield from ((sheet, row, at, unit) for at, unit in units)
+                    row += 1
+                row += 0 if units else times
+                units = []
+
+    def _tags(self, pattern: re.Pattern[bytes], part: str) -> Iterator[tuple[bytes, ...]]:
         rest = b""
-        for piece in self._archive.pieces(part):
+        for piece in self._archive.pieces(part) if part in self._archive.names else ():
             text = rest + piece
-            for letters, row, style in _STYLED_CELL.findall(text):
-                if unit := self._units[int(style)] if int(style) < len(self._units) else "":
-                    column = 0
-                    for letter in letters:
-                        column = 26 * column + letter - 64
-                    yield int(row) - 1, column - 1, unit
-            last = text.rfind(b"<")  # this element may continue in the next piece
+            yield from pattern.findall(text)
+            last = text.rfind(b"<")  # this tag may continue in the next piece
             rest = text[last:] if text.find(b">", last) < 0 and len(text) - last < _MAX_CELL_BYTES else b""
+
+
+class _Groups(Generic[T]):
+    # The items with the same first number, which increases.
+    def __init__(self, items: Iterable[T]) -> None:
+        self._groups = groupby(items, key=itemgetter(0))
+        self._next: tuple[int, Iterator[T]] | None = (-1, iter(()))
+
+    def get(self, number: int) -> Iterable[T]:
+        while self._next is not None and self._next[0] < number:
+            self._next = next(self._groups, None)
+        return self._next[1] if self._next is not None and self._next[0] == number else ()
+
+
+def _repeated(attributes: bytes) -> int:
+    found = _REPEATED.search(attributes)
+    return int(found[1]) if found else 1
 
 
 def _unit(form: str) -> str:
