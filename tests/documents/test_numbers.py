@@ -132,6 +132,19 @@ def test_deleted_and_hidden_paragraphs_of_docx_are_not_numbered() -> None:
     assert lines == ["1. a", "2. bc", "3. d"]
 
 
+def test_paragraphs_and_runs_of_hidden_docx_styles_are_omitted() -> None:
+    style = '<w:style w:styleId="{}"><w:name w:val="{}"/><w:basedOn w:val="{}"/><w:rPr>{}</w:rPr></w:style>'
+    styles = style.format("Note", "note", "", HIDDEN) + style.format("Sub", "sub", "Note", "")
+    styles += style.format("Shown", "shown", "Note", '<w:vanish w:val="0"/>')
+    run = '<w:r><w:rPr><w:rStyle w:val="Note"/></w:rPr><w:t>x</w:t></w:r>'
+    box = f"<w:r><w:txbxContent>{paragraph('x', 'Sub')}</w:txbxContent></w:r>"
+    body = item("a") + item("x", style="Sub") + item("b", style="Shown") + paragraph("c")
+    body += (
+        item("d").replace("</w:p>", f"{box}{run}<w:r><w:t>e</w:t></w:r></w:p>") + paragraph("x", "Sub") + paragraph("f")
+    )
+    assert word_lines(body, definition(0, OUTLINE) + listed(1, 0), styles) == ["1. a", "2. b", "c", "3. de", "f"]
+
+
 def test_numbered_rows_and_text_boxes_of_docx_are_read() -> None:
     rows = "".join(f"<w:tr><w:tc>{item('')}</w:tc><w:tc>{paragraph(each)}</w:tc></w:tr>" for each in "xy")
     box = f"<w:r><w:txbxContent>{paragraph('box')}</w:txbxContent></w:r>"

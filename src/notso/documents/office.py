@@ -282,6 +282,7 @@ class _WordStyle:
     base: str = ""
     list_id: str = ""
     level: int | None = None
+    is_hidden: bool | None = None
 
 
 def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _WordStyle]:
@@ -302,6 +303,8 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
                 style.base = value
             case "numId":
                 style.list_id = style.list_id or value
+            case "vanish":
+                style.is_hidden = event.attributes.get("val", "1") in _TRUE
             case "ilvl" if style.level is None:
                 style.level = _level(value)
     for style_id in _in_order_of_inheritance({name: each.base for name, each in styles.items()}):
@@ -309,6 +312,7 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
         base = styles.get(style.base, style)
         style.list_id = style.list_id or base.list_id
         style.level = base.level if style.level is None else style.level
+        style.is_hidden = base.is_hidden if style.is_hidden is None else style.is_hidden
     return styles
 
 
@@ -536,7 +540,7 @@ def _word_pages(
     level: int | None = None
     # Whether the end of the current paragraph is deleted or hidden, so that the next paragraph continues it.
     is_in_properties = is_continued = False
-    outer: list[tuple[str, list[str]]] = []  # paragraphs that contain the current text box
+    outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
     lists.restart()
     reading, reading_start = "", 0
     is_raised = is_struck = is_hidden = False  # properties of the current run
@@ -564,8 +568,10 @@ def _word_pages(
             page.paragraph.append(reading)
             reading = ""
         elif event.name == "r":
-            is_raised = is_struck = is_hidden = False
-            font = ""
+            is_raised = is_struck = False
+            is_hidden, font = bool(style.is_hidden), ""
+        elif event.name == "rStyle" and start:
+            is_hidden = bool(styles.get(event.attributes.get("val", ""), style).is_hidden or is_hidden)
         elif event.name == "rFonts" and start:
             font = event.attributes.get("ascii", "")
         elif event.name in ("strike", "dstrike") and start:
@@ -579,19 +585,20 @@ def _word_pages(
                 page.end_paragraph()
             is_continued &= not start
             is_raised = is_struck = is_hidden = False
+            style = _WordStyle() if start else style
         elif event.name == "txbxContent":
             if start:
-                outer.append((page.prefix, page.paragraph))
+                outer.append((page.prefix, page.paragraph, style, is_continued))
                 page.prefix, page.paragraph = "", []
             else:
                 page.end_paragraph()
-                page.prefix, page.paragraph = outer.pop()
+                page.prefix, page.paragraph, style, is_continued = outer.pop()
         elif event.name == "pPr":
             is_in_properties = start
             if start:
                 style, list_id, level = _WordStyle(), "", None
-            elif is_continued:
-                page.prefix = ""
+            elif is_continued or style.is_hidden:
+                page.prefix, is_continued = "", True
             elif (list_id := list_id or style.list_id) not in ("", "0"):
                 number = lists.label(list_id, (style.level or 0) if level is None else level)
                 page.prefix += f"{number} " * (number not in ("", "-" * bool(page.prefix)))
