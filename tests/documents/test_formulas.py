@@ -294,3 +294,26 @@ def test_letters_of_odt_notes_do_not_continue_words() -> None:
     note = f"<text:note><text:note-citation>i</text:note-citation>{body}</text:note>"
     document = read_here(odt(f"<text:p>price{note}</text:p>"), "a.odt")
     assert document.text == "price[i]\n\n## Footnotes\n\n[i] A note."
+
+
+def test_subscripts_beside_digits_are_separated() -> None:
+    """Otherwise, the logarithm to the base 10 of 100 would be log10100."""
+    texts = (("log", 0), ("10", -25000), ("100 H", 0), ("2", -25000), ("O 101", 0), ("2", -25000), (".", 0))
+    shown = "log10 100 H2O 101_2."
+    html = "".join(f"<sub>{text}</sub>" if low else text for text, low in texts)
+    assert read_here(f"<p>{html}".encode(), "a.html").text == shown
+    low = '<w:vertAlign w:val="subscript"/>'
+    word = "".join(run(text, low if below else "") for text, below in texts)
+    assert read_here(docx(f"<w:p>{word}</w:p>"), "a.docx").text == shown
+    slide = "".join(f'<a:r><a:rPr baseline="{below}"/><a:t>{text}</a:t></a:r>' for text, below in texts)
+    assert read_here(pptx([f"<a:p>{slide}</a:p>"]), "a.pptx").text == shown
+    style = '<style:style style:name="T1"><style:text-properties style:text-position="sub 58%"/></style:style>'
+    styles = f'<s xmlns:style="urn:oasis:names:tc:opendocument:xmlns:style:1.0">{style}</s>'
+    writer = "".join(f'<text:span text:style-name="T1">{text}</text:span>' if low else text for text, low in texts)
+    assert read_here(odt(f"<text:p>{writer}</text:p>", **{"styles.xml": styles}), "a.odt").text == shown
+
+
+def test_note_marks_after_superscripts_are_separate() -> None:
+    reference = '<w:r><w:footnoteReference w:id="2"/></w:r>'
+    text = run("5 m") + run("2", '<w:vertAlign w:val="superscript"/>') + reference
+    assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "5 m²[1]"

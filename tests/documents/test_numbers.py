@@ -263,6 +263,8 @@ def test_numbers_of_pptx_are_read() -> None:
         ('<ol style="list-style: upper-roman inside"><li>a<ol><li>b</ol></ol>', "I. a|1. b"),
         ('<ol style="list-style:none"><li>a</ol><ol type=I><li hidden>x<li>b', "- a|I. b"),
         ("<ol start=x><li value=>a<li style='list-style-type:disc'>b<li>c</ol><li>d", "1. a|- b|3. c|- d"),
+        ("x <b>y</b> <p>a<ul><li></li> </ul> <p>b", "x y|a|-|b"),
+        ("<ol><li><p>a<li> <div>b</div><li><h1>c</h1>", "1. a|2. b|3.|# c"),
         ("<table><tr><td><ol reversed><li>a<td>b</table><ol start=-1><li>c<li>d<li>e", "| - a | b ||-1. c|0. d|1. e"),
     ],
 )

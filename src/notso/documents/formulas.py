@@ -89,10 +89,21 @@ class Struck(str):
     __slots__ = ()
 
 
+class Lowered(str):
+    __slots__ = ()
+
+
 def joined(pieces: Iterable[str]) -> str:
     """Join pieces of text, with superscripts as in `raised`."""
     forms: dict[type[str], Callable[[str], str]] = {Raised: raised, Struck: _struck}
-    return "".join(forms.get(kind, str)("".join(group)) for kind, group in groupby(pieces, key=type))
+    texts, last, is_lowered = list[str](), "", False
+    for kind, group in groupby(pieces, key=type):
+        text = forms.get(kind, str)("".join(group))
+        if last.isdecimal() and text[:1].isdecimal() and (is_lowered or kind is Lowered):
+            texts.append("_" if kind is Lowered else " ")  # 101 to the base 2, and the logarithm to the base 10 of 100
+        texts.append(text)
+        last, is_lowered = text[-1:] or last, kind is Lowered
+    return "".join(texts)
 
 
 def _struck(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TypeAlias
 
-from notso.documents.formulas import Formula, Raised, Struck, joined, numeral
+from notso.documents.formulas import Formula, Lowered, Raised, Struck, joined, numeral
 from notso.documents.tables import line_of, markdown_lines
 from notso.documents.values import UnreadableError
 
@@ -36,6 +36,7 @@ _BLOCKS = {
     *("table", "thead", "tbody", "tfoot", "caption", "hr", "pre", "li", "h1", "h2", "h3", "h4", "h5", "h6"),
 }
 _UNSEEN_INPUTS = ("hidden", "password", "submit", "button", "reset", "image", "file", "range", "color")
+_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "del": Struck, "s": Struck, "strike": Struck}
 _BULLETED = ("ul", "menu", "dir")
 _LIST_STYLE = re.compile(
     r"list-style(?:-type)?\s*:[^;]{0,99}?\b"
@@ -109,6 +110,7 @@ class _Text(HTMLParser):
         self._verbatim = 0
         self._tables: list[_Table] = []  # open tables
         self._lists: list[_List] = []  # open lists
+        self._item = -1  # place after the bullet or number of the last item
         self._formula: Formula | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -140,14 +142,17 @@ class _Text(HTMLParser):
             self._open = [each for each in self._open if each[0] != "head"]
             self._hidden = sum(hiding for _, hiding, _ in self._open)
         is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
-        is_struck = tag in ("del", "s", "strike") or "line-through" in (values.get("style") or "")
-        self._open.append((tag, hides, Struck if is_struck else Raised if tag == "sup" or is_note else str))
+        is_struck = "line-through" in (values.get("style") or "")
+        form = Struck if is_struck else Raised if is_note else _FORMS.get(tag, str)
+        self._open.append((tag, hides, form))
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
         if self._hidden:
             return
-        if tag in _BLOCKS:
+        if self._item == len(self._pieces) - 1 and self._pieces[-1:] == [" "]:
+            self._pieces.pop()
+        if tag in _BLOCKS and not (tag in ("p", "div") and self._item == len(self._pieces)):
             self._pieces.append("\n")
         if tag == "pre":
             self._verbatim += 1
@@ -162,11 +167,12 @@ class _Text(HTMLParser):
             self._lists.append(_List(number=1))
         elif tag == "li":
             self._pieces.append((self._lists[-1] if self._lists else _List()).label(values, len(self._pieces)))
+            self._item = len(self._pieces)
         elif tag == "rt":
             self._pieces.append("(")
         elif tag == "table":
             self._tables.append(_Table(self._pieces))
-            self._pieces = []
+            self._pieces, self._item = [], -1
         elif tag == "tr" and self._tables:
             self._end_cell()
             self._tables[-1].add_row()

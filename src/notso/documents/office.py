@@ -18,6 +18,7 @@ from notso.documents.formulas import (
     Formula,
     ListLevel,
     ListNumbers,
+    Lowered,
     Raised,
     Struck,
     formulas_as_text,
@@ -52,6 +53,11 @@ class _Page:
         if text or self.prefix.strip("#- "):  # a cell may consist of the number of its row
             self._open_blocks().append((self.prefix + text).strip())
         self.paragraph, self.prefix = [], ""
+
+    def add_mark(self, mark: str) -> None:
+        # A letter would continue a word, and a number a superscript.
+        is_apart = any(map(str.isdecimal, mark)) and not isinstance((self.paragraph or [""])[-1], Raised)
+        self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")
 
     def cut_reading(self, start: int) -> str:
         """Remove a ruby annotation, which begins at piece `start`, and return it in parentheses."""
@@ -162,8 +168,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
                 is_span = event.name == "span"
                 forms.append(styles.forms.get(event.attributes.get("style-name", ""), str) if is_span else Raised)
             elif forms.pop() and event.name != "span" and page.paragraph:
-                if not re.search("[0-9]", page.paragraph[-1]):  # as in endnotes of LibreOffice
-                    page.paragraph[-1] = f"[{page.paragraph[-1]}]"
+                page.add_mark(page.paragraph.pop())
                 citation = page.paragraph[-1]
         elif event.name in ("note-body", "text-box"):
             in_frame = "title" if event.name == "text-box" and not start else ""
@@ -440,6 +445,8 @@ class _ODFStyles:
                 self.forms[style] = Struck
             elif re.match("super|[1-9]", event.attributes.get("text-position", "")):
                 self.forms[style] = Raised
+            elif re.match("sub|-", event.attributes.get("text-position", "")):
+                self.forms[style] = Lowered
         for style in _in_order_of_inheritance(self._bases):
             if self.list_styles[style] is None:
                 self.list_styles[style] = self.list_styles.get(self._bases[style])
@@ -543,7 +550,8 @@ def _word_pages(
     outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
     lists.restart()
     reading, reading_start = "", 0
-    is_raised = is_struck = is_hidden = False  # properties of the current run
+    form: type[str] = str  # properties of the current run
+    is_struck = is_hidden = False
     choices, choice = list[str](), -1  # of a form field
     note = ""
     is_checked, font = False, ""
@@ -559,7 +567,7 @@ def _word_pages(
         elif event.kind == "text":
             if in_text and not is_hidden:
                 text = unicode_text(event.name, font)
-                page.paragraph.append(Struck(text) if is_struck else Raised(text) if is_raised else text)
+                page.paragraph.append(Struck(text) if is_struck else form(text))
         elif event.name == "t":
             in_text = start
         elif event.name == "rt":  # stored before the base text
@@ -568,8 +576,7 @@ def _word_pages(
             page.paragraph.append(reading)
             reading = ""
         elif event.name == "r":
-            is_raised = is_struck = False
-            is_hidden, font = bool(style.is_hidden), ""
+            form, is_struck, is_hidden, font = str, False, bool(style.is_hidden), ""
         elif event.name == "rStyle" and start:
             is_hidden = bool(styles.get(event.attributes.get("val", ""), style).is_hidden or is_hidden)
         elif event.name == "rFonts" and start:
@@ -577,14 +584,15 @@ def _word_pages(
         elif event.name in ("strike", "dstrike") and start:
             is_struck = is_struck or event.attributes.get("val", "1") in _TRUE
         elif event.name == "vertAlign" and start:
-            is_raised = event.attributes.get("val") == "superscript"
+            value = event.attributes.get("val", "")
+            form = Raised if value == "superscript" else Lowered if value == "subscript" else str
         elif event.name == "vanish" and start:
             is_hidden = event.attributes.get("val", "1") in _TRUE
         elif event.name == "p":
             if not is_continued:
                 page.end_paragraph()
             is_continued &= not start
-            is_raised = is_struck = is_hidden = False
+            form, is_struck, is_hidden = str, False, False
             style = _WordStyle() if start else style
         elif event.name == "txbxContent":
             if start:
@@ -650,10 +658,11 @@ def _word_pages(
             note = event.attributes.get("id", "")
         elif start and event.name in ("footnoteReference", "endnoteReference"):
             if "customMarkFollows" not in event.attributes:
-                mark = _note_mark(event.name, 1 + len(marks[event.name[:1]]))
-                page.paragraph.append(marks[event.name[:1]].setdefault(event.attributes.get("id", ""), mark))
+                # By default, the numbers of endnotes are roman.
+                mark = numeral(1 + len(marks[event.name[:1]]), "i" if event.name[0] == "e" else "1")
+                page.add_mark(marks[event.name[:1]].setdefault(event.attributes.get("id", ""), mark))
         elif start and event.name in ("footnoteRef", "endnoteRef"):
-            page.paragraph.append(marks[event.name[:1]].get(note, ""))
+            page.add_mark(marks[event.name[:1]].get(note, "*"))
         elif start and event.name == "sym":
             page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
         elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
@@ -674,13 +683,9 @@ def _word_pages(
     yield page.text()
 
 
-def _note_mark(kind: str, number: int) -> str:
-    # By default, the numbers of endnotes are roman.
-    return Raised(number) if kind.startswith("f") else f"[{numeral(number, 'i')}]"
-
-
 def _slide_text(events: Iterator[XMLEvent]) -> str:
-    page, skip_depth, in_text, is_raised, is_struck = _Page(), 0, False, False, False
+    page, skip_depth, in_text = _Page(), 0, False
+    run_form: type[str] = str
     font = symbol_font = ""
     level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
     numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
@@ -693,19 +698,19 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
         elif event.kind == "text":
             if in_text:
                 text = unicode_text(unicode_text(event.name, font), symbol_font, is_private=True)
-                page.paragraph.append(Struck(text) if is_struck else Raised(text) if is_raised else text)
+                page.paragraph.append(run_form(text))
         elif event.name == "t":
             in_text = start
         elif event.name in ("r", "fld"):
-            is_raised = is_struck = False
-            font = symbol_font = ""
+            run_form, font, symbol_font = str, "", ""
         elif event.name == "latin" and start:
             font = event.attributes.get("typeface", "")
         elif event.name == "sym" and start:
             symbol_font = event.attributes.get("typeface", "")
         elif event.name == "rPr" and start:
-            is_struck = event.attributes.get("strike", "noStrike") != "noStrike"
-            is_raised = event.attributes.get("baseline", "0").lstrip("0")[:1] not in ("", "-")
+            baseline = event.attributes.get("baseline", "0").lstrip("0")
+            run_form = Lowered if baseline.startswith("-") else Raised if baseline else str
+            run_form = Struck if event.attributes.get("strike", "noStrike") != "noStrike" else run_form
         elif event.name == "p" and start:
             level, form = 0, ("", 1)
         elif event.name == "p":
