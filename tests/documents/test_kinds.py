@@ -25,7 +25,7 @@ from documents.made import (
 )
 from documents.test_traps import read_here
 
-from notso.documents import archives
+from notso.documents import archives, tables
 from notso.documents.pdf import join_hyphenated, remove_margins
 from notso.documents.tables import HEADER_EVERY, markdown_lines
 from notso.documents.values import UnreadableError
@@ -270,6 +270,20 @@ def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
     lines = read_here(xlsx(rows + text, **{"xl/styles.xml": styles}), "a.xlsx").text.splitlines()[2:]
     shown = [each.strip("| ").split(" | ")[-1].strip("| ") for each in lines if "---" not in each]
     assert shown == ["0.07", "7%", "7%", "12.5 €", "-3 $", "-25:30:00", "7", "2023-03-15", "7 CHF", "word"]
+
+
+@pytest.mark.parametrize(
+    ("form", "unit"),
+    [
+        *(('_-* #,##0.00\\ _€_-;_-* "-"\\ _€_-;_-@_-', ""), ('_("$"* #,##0.00_);_("$"* \\(#,##0.00\\)', "$")),
+        *(('"R$"\\ #,##0.00', "R$"), ("[$R$-416] 0", "R$"), ('"HK$"#,##0', "HK$"), ("#,##0.00 \\€", "€")),
+        *(('0.0 "k€"', "k€"), ('0.00 "€/m²"', "€/m²"), ('$0.0"M"', "$M"), ('$0.0,,"M"', ""), ('"from "$0', "")),
+        *(("[<1]0%;0", ""), ("[Red]0.0%;0", "%"), ('0" %"', ""), ("[$-409]0.00", ""), ("[" * 999, "")),
+        *(('0";€"', ";€"), ('General"€"', "€"), ("0.00E+00", ""), ('0" kg"', "")),
+    ],
+)
+def test_units_of_number_formats_are_read(form: str, unit: str) -> None:
+    assert tables._unit(form) == unit
 
 
 def test_percentages_and_currencies_of_ods_are_read() -> None:

@@ -43,6 +43,7 @@ _ODS_UNIT = re.compile(
 )
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # that a cell is repeated
+_MAX_FORMAT = 255  # characters
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _TEXT_CELL = re.compile(rb"""\bt=["']str["']""")  # its formula may return an empty text, which is then not stored
 _MAX_CELL_BYTES = 1 << 20
@@ -239,11 +240,17 @@ def _repeated(attributes: bytes) -> int:
 
 
 def _unit(form: str) -> str:
-    form = re.sub(r"\[\$-[^]]*\]|\[(?!\$)[^]]*\]", "", form.partition(";")[0])  # languages, colors and conditions
-    if "%" in re.sub(r'"[^"]*"|\\.', "", form):
+    # Returns the percent sign, or the text with a currency (such as "k€"), that a format adds to positive numbers.
+    form = (re.match(r'(?:"[^"]*"|[\\_*].|\[[^]]*\]|[^;])*', form[:_MAX_FORMAT]) or [""])[0]
+    if re.search(r"\[[<>=]", form):  # the unit depends on the number
+        return ""
+    marks = re.sub(r'"[^"]*"|[\\_*].|\[[^]]*\]', "", form)
+    if "%" in marks:
         return "%"
-    currency = re.search(r"\[\$([^]-]{1,9})|([$€£¥₩₹₽])", form)
-    return "" if currency is None else currency[1] or currency[2]
+    text = re.sub(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]|General|[#0?.,()+-]', r"\1\2\3", form).strip()
+    is_currency = re.search("[$€£¥₩₹₽]", text) or re.search(r"\[\$[^]-]", form)
+    is_scaled = re.search("[#0?],+(?![#0?,])", marks)  # shows 5 for 5,000
+    return text if is_currency and not is_scaled and re.fullmatch(r"\S{1,9}", text) else ""
 
 
 def _check_cells(archive: Archive, warnings: list[str]) -> None:
