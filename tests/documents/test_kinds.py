@@ -446,8 +446,9 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
         (b"<html><head><title>T</title><p>shown", "a.html", "shown"),
         (
             b"<input type=CHECKBOX checked>a<input type=radio>b <input value=c><input type=hidden value=x>",
-            *("a.html", "\u2612a\u2610b c"),
+            *("a.html", "\u2612a\u2610b  c"),
         ),
+        (b"<p>3<input value=5>0", "a.html", "3 5 0"),
         (b"<p>Donau&shy;dampf", "a.html", "Donaudampf"),
         (b"<p/>a<br/>b<br>c<div/>d", "a.xhtml", "a\nb\nc\n\nd"),
         (b"a<p hidden>b<div>c</div>", "a.html", "a\nc"),
@@ -459,6 +460,7 @@ def test_the_header_of_a_long_table_is_repeated() -> None:
             b"<table><tr><td>a<td rowspan=2>b<tr><td>c<tr><td>d<td>e</table>",
             *("a.html", "| a | b |\n| --- | --- |\n| c |\n| d | e |"),
         ),
+        (b"<table><tr><td><ul><li>a</ul><td>b <b>1</b><i>2</i><p>5", "a.html", "| - a | b 12 5 |\n| --- | --- |"),
         (
             b"<table><tr><td>a</td> x <td>b</td><tr><td><td>c</td> y</table>",
             *("a.html", "| a x | b |\n| --- | --- |\n|  | c y |"),

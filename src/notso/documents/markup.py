@@ -211,7 +211,7 @@ class _Text(HTMLParser):
             self._end_table()
         elif tag == "caption" and self._tables:
             self._tables[-1].before += ["\n", *self._pieces]
-            self._pieces = []
+            self._pieces, self._item = [], -1
         elif tag in _BLOCKS:
             self._pieces.append("\n\n" if tag in ("p", "h1", "h2", "h3", "h4", "h5", "h6") else "\n")
 
@@ -223,6 +223,8 @@ class _Text(HTMLParser):
             self.title += data
         elif not self._hidden:
             text = data if self._verbatim else re.sub(r"\s+", " ", data)
+            if self._item == len(self._pieces) and text.split(maxsplit=1)[:1] == str(self._pieces[-1]).split():
+                self._pieces[-1], text = "", text.lstrip()  # the text has the number, too
             # The text of a superscript may be in a link or another element.
             self._pieces.append(next((each[2] for each in self._open[-4:] if each[2] is not str), str)(text))
 
@@ -269,7 +271,7 @@ class _Text(HTMLParser):
     def _end_cell(self) -> None:
         table, text = self._tables[-1], " ".join(_join(self._pieces, 1).split())
         table.blocks += [_join(self._pieces, 0).strip()] * bool(text)
-        self._pieces = []
+        self._pieces, self._item = [], -1
         if not table.in_cell and text and table.rows and table.rows[-1]:
             # Text between cells is added to the cell before it, because a separate cell would shift the cells after it.
             table.rows[-1][-1] = f"{table.rows[-1][-1]} {text}".strip()
@@ -295,7 +297,8 @@ def _input_text(values: Mapping[str, str | None]) -> str:
     kind = (values.get("type") or "text").lower()
     if kind in ("checkbox", "radio"):
         return "\u2612" if "checked" in values else "\u2610"
-    return values.get("value") or "" if kind not in _UNSEEN_INPUTS else ""
+    value = values.get("value") if kind not in _UNSEEN_INPUTS else ""
+    return f" {value} " if value else ""  # apart from the digits and words beside it
 
 
 def _integer(value: str | None) -> int | None:
