@@ -80,7 +80,7 @@ def test_superscripts_and_notes_of_odt_do_not_change_numbers() -> None:
     ):
         document = read_here(made, "a.odt")
         plain = document.text.replace("10⁶", "106")
-        assert plain == "In 2020¹ there were 106 H2O\n\nend\n\n## Footnotes\n\n¹ A note.\n\nMore."
+        assert plain == "In 2020[1] there were 106 H2O\n\nend\n\n## Footnotes\n\n[1] A note.\n\nMore."
     assert "106 H2O" in document.text or "10⁶ H2O" in document.text
 
 
@@ -294,6 +294,30 @@ def test_letters_of_odt_notes_do_not_continue_words() -> None:
     note = f"<text:note><text:note-citation>i</text:note-citation>{body}</text:note>"
     document = read_here(odt(f"<text:p>price{note}</text:p>"), "a.odt")
     assert document.text == "price[i]\n\n## Footnotes\n\n[i] A note."
+
+
+def test_notes_of_docx_are_marked_as_its_settings_state() -> None:
+    marks = "".join(f'<w:r><w:{kind}noteReference w:id="2"/></w:r>' for kind in ("foot", "end"))
+    forms = (
+        '<w:footnotePr><w:numFmt w:val="lowerLetter"/><w:numStart w:val="2"/></w:footnotePr>'
+        '<w:endnotePr><w:numFmt w:val="decimal"/></w:endnotePr>'
+    )
+    made = docx(f"<w:p>{run('a')}{marks}</w:p>", **{"word/settings.xml": f"<w:settings {W}>{forms}</w:settings>"})
+    assert read_here(made, "a.docx").text == "a[b]¹"
+
+
+def test_note_marks_of_docx_after_numbers_are_not_powers() -> None:
+    note = '<w:r><w:footnoteReference w:id="{}"/></w:r>'
+    text = run("w") + note.format(1) + run(" costs 10") + note.format(2)
+    assert read_here(docx(f"<w:p>{text}</w:p>"), "a.docx").text == "w¹ costs 10[2]"
+
+
+def test_signs_of_symbol_fonts_are_read() -> None:
+    codes = ("F0D7", "F03C", "F02D", "D800", "E000")
+    signs = run("5").join(f'<w:r><w:sym w:font="Symbol" w:char="{each}"/></w:r>' for each in codes)
+    other = '<w:r><w:sym w:font="Arial" w:char="2264"/><w:sym w:font="Arial" w:char="D800"/></w:r>'
+    text = run("\uf02b\uf0d7", '<w:rFonts w:ascii="Symbol"/>')
+    assert read_here(docx(f"<w:p>{signs}{other}{text}</w:p>"), "a.docx").text == "⋅5<5-55≤+⋅"
 
 
 def test_subscripts_beside_digits_are_separated() -> None:

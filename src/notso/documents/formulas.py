@@ -65,10 +65,12 @@ _ALPHABETS = {  # after the last letter, letters are doubled: z, aa, bb
 _SYMBOLS = {
     "Wingdings": dict(zip(b"o\xa8q\xfex\xfd\xfc\xfb\xe0", "☐☐☐☑☒☒✓✗→", strict=True)),
     "Wingdings 2": dict(zip(b"\xa3RTPO", "☐☑☒✓✗", strict=True)),
-    "Symbol": dict(
+    "Symbol": {code: chr(code) for code in b" !#%&()+,-./0123456789:;<=>?[]_{|}"}
+    | dict(
         zip(
-            b"ABGDEZHQIKLMNXOPRSTUFCYWabgdezhqiklmnxoprstufcyw\xa3\xb3\xb1\xb4\xb0\xb9\xbb\xa5\xb6\xd6\xe5\xf2\xae\xb8\xce",
-            "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω≤≥±×°≠≈∞∂√∑∫→÷∈",
+            b"ABGDEZHQIKLMNXOPRSTUFCYWabgdezhqiklmnxoprstufcyw\xa3\xb3\xb1\xb4\xb0\xb9\xbb\xa5\xb6\xd6\xe5\xf2\xae\xb8\xce"
+            b"j@~\xd7\xb7\xba\xb5\xa2\xb2\xd5\xd1\xac\xab\xde\xdb",
+            "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψω≤≥±×°≠≈∞∂√∑∫→÷∈ϕ≅∼⋅•≡∝′″∏∇←↔⇒⇔",
             strict=True,
         )
     ),
@@ -309,8 +311,9 @@ def unicode_text(text: str, font: str, is_private: bool = False) -> str:
 
 
 def symbol(font: str, code: str) -> str:
-    number = int(code, 16) & 0xFF if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
-    return _SYMBOLS.get(font, {}).get(number, "")
+    number = int(code, 16) if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
+    text = chr(number) if 0x20 <= number < 0xD800 and font not in _SYMBOLS else ""  # later ones are private
+    return _SYMBOLS.get(font, {}).get(number & 0xFF, text)
 
 
 def numeral(number: int, form: str) -> str:
@@ -347,6 +350,24 @@ def numeral(number: int, form: str) -> str:
     letters = _ALPHABETS.get(form, "")
     doubled, place = divmod(number - 1, len(letters) or 1)
     return letters[place] * (doubled + 1) if letters and doubled < MAX_LABEL else str(number)
+
+
+def slide_label(form: str, number: int) -> str:
+    # Of PowerPoint, where a form is a format and its punctuation.
+    found = re.fullmatch("([A-Za-z0-9]+?)(Period|ParenR|ParenBoth|Plain|Minus)", form)
+    style, punctuation = found.groups() if found else ("", "Period")
+    marks = {"Period": "{}.", "ParenR": "{})", "ParenBoth": "({})", "Plain": "{}", "Minus": "{}-"}
+    return marks[punctuation].format(numeral(number, style))
+
+
+@dataclass(slots=True)
+class NoteMarks:
+    form: str
+    start: int = 1
+    marks: dict[str, str] = field(default_factory=dict)  # by id of the note
+
+    def mark(self, note: str) -> str:
+        return self.marks.setdefault(note, numeral(self.start + len(self.marks), self.form))
 
 
 @dataclass(slots=True)

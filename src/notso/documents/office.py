@@ -19,11 +19,12 @@ from notso.documents.formulas import (
     ListLevel,
     ListNumbers,
     Lowered,
+    NoteMarks,
     Raised,
     Struck,
     formulas_as_text,
     joined,
-    numeral,
+    slide_label,
     symbol,
     unicode_text,
 )
@@ -55,8 +56,9 @@ class _Page:
         self.paragraph, self.prefix = [], ""
 
     def add_mark(self, mark: str) -> None:
-        # A letter would continue a word, and a number a superscript.
-        is_apart = any(map(str.isdecimal, mark)) and not isinstance((self.paragraph or [""])[-1], Raised)
+        # A letter would continue a word, a number a superscript, and as a superscript it would be a power of a number.
+        last = (self.paragraph or [""])[-1]
+        is_apart = any(map(str.isdecimal, mark)) and not (isinstance(last, Raised) or last[-1:].isdecimal())
         self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")
 
     def cut_reading(self, start: int) -> str:
@@ -96,6 +98,13 @@ class _Page:
         text, self.blocks = "\n\n".join(self.blocks), []
         return text
 
+    def text_before_break(self) -> str:
+        # The number and heading mark of a paragraph are on the page of its first text.
+        prefix = "" if any(map(str.strip, self.paragraph)) else self.prefix
+        self.prefix = self.prefix.removeprefix(prefix)
+        text, self.prefix = self.text(), prefix
+        return text
+
     def _open_blocks(self) -> list[str]:
         is_in_cell = self.tables and self.tables[-1] and self.tables[-1][-1]
         return self.tables[-1][-1][-1] if is_in_cell else self.blocks
@@ -108,7 +117,7 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
     folder = posixpath.dirname(main)
     lists = _WordLists(_optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(_optional_events(archive, f"{folder}/styles.xml"), lists)
-    marks: dict[str, dict[str, str]] = {"f": {}, "e": {}}
+    marks = _note_marks(_optional_events(archive, f"{folder}/settings.xml"))
     yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, marks)
     for notes in ("footnotes", "endnotes"):
         if f"{folder}/{notes}.xml" in archive.names:
@@ -218,10 +227,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         elif start and event.name in ("object", "object-ole"):
             page.paragraph.append(_odf_formula(archive, event.attributes.get("href", "")))
         elif start and event.name == "soft-page-break" and page is main and not page.tables:
-            prefix = "" if any(map(str.strip, page.paragraph)) else page.prefix  # of the first text on the next page
-            page.prefix = page.prefix.removeprefix(prefix)
-            yield page.text()
-            page.prefix = prefix
+            yield page.text_before_break()
     yield page.text()
     if text := notes.text():
         yield f"## Footnotes\n\n{text}"
@@ -409,6 +415,21 @@ class _WordLists:
         return "-" if level in listed.levels and listed.levels[level].form == "bullet" else label
 
 
+def _note_marks(settings: Iterable[XMLEvent]) -> dict[str, NoteMarks]:
+    # Returns the marks of footnotes ("f") and endnotes ("e").
+    marks = {"f": NoteMarks("1"), "e": NoteMarks("i")}
+    kind = "f"
+    for event in settings:
+        match event.name:
+            case "footnotePr" | "endnotePr":
+                kind = event.name[0]
+            case "numFmt" if event.kind == "start":
+                marks[kind].form = event.attributes.get("val", "")
+            case "numStart" if event.kind == "start":
+                marks[kind].start = _count(event, "val")
+    return marks
+
+
 def _level(text: str) -> int:
     return min(MAX_LEVEL, int(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
@@ -540,7 +561,7 @@ def _word_pages(
     events: Iterator[XMLEvent],
     styles: Mapping[str, _WordStyle],
     lists: _WordLists,
-    marks: dict[str, dict[str, str]],  # of footnotes ("f") and endnotes ("e"), by id
+    marks: Mapping[str, NoteMarks],
 ) -> Iterator[str]:
     page, skip_depth, in_text = _Page(), 0, False
     style, list_id = _WordStyle(), ""  # of the current paragraph
@@ -649,20 +670,16 @@ def _word_pages(
             choices, choice = [], -1
         elif start and event.name == "listEntry":
             choices.append(event.attributes.get("val", ""))
-        elif start and (event.name == "result" or (event.name == "default" and choice < 0)):
-            choice = _count(event, "val")
+        elif start and event.name in ("result", "default", "checked"):
             is_checked = event.attributes.get("val", "1") in _TRUE
-        elif start and event.name == "checked":
-            is_checked = event.attributes.get("val", "1") in _TRUE
+            choice = _count(event, "val") if event.name == "result" or choice < 0 else choice
         elif event.name in ("footnote", "endnote") and start:
             note = event.attributes.get("id", "")
         elif start and event.name in ("footnoteReference", "endnoteReference"):
             if "customMarkFollows" not in event.attributes:
-                # By default, the numbers of endnotes are roman.
-                mark = numeral(1 + len(marks[event.name[:1]]), "i" if event.name[0] == "e" else "1")
-                page.add_mark(marks[event.name[:1]].setdefault(event.attributes.get("id", ""), mark))
+                page.add_mark(marks[event.name[0]].mark(event.attributes.get("id", "")))
         elif start and event.name in ("footnoteRef", "endnoteRef"):
-            page.add_mark(marks[event.name[:1]].get(note, "*"))
+            page.add_mark(marks[event.name[0]].marks.get(note, "*"))
         elif start and event.name == "sym":
             page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
         elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
@@ -673,13 +690,7 @@ def _word_pages(
             if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
             elif not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
-                prefix, paragraph = page.prefix, page.paragraph  # the current paragraph continues on the next page
-                page.prefix, page.paragraph = "", []
-                if any(each.strip() for each in paragraph):
-                    page.prefix, page.paragraph = prefix, paragraph
-                    prefix = ""
-                yield page.text()
-                page.prefix = prefix
+                yield page.text_before_break()
     yield page.text()
 
 
@@ -719,7 +730,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
                 numbers = {outer: each for outer, each in numbers.items() if outer < level}
                 if form[0]:
                     numbers[level] = form, last + 1 if last_form == form else form[1]
-                    page.prefix += f"{_slide_label(form[0], numbers[level][1])} "
+                    page.prefix += f"{slide_label(form[0], numbers[level][1])} "
             page.end_paragraph()
         elif event.name == "txBody" and start:
             numbers = {}
@@ -740,14 +751,6 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
             if start:
                 page.start_cell()
     return page.text()
-
-
-def _slide_label(form: str, number: int) -> str:
-    # A form is a format and its punctuation.
-    found = re.fullmatch("([A-Za-z0-9]+?)(Period|ParenR|ParenBoth|Plain|Minus)", form)
-    style, punctuation = found.groups() if found else ("", "Period")
-    marks = {"Period": "{}.", "ParenR": "{})", "ParenBoth": "({})", "Plain": "{}", "Minus": "{}-"}
-    return marks[punctuation].format(numeral(number, style))
 
 
 def _relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
