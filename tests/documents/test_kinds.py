@@ -305,6 +305,12 @@ def test_percentages_and_currencies_of_ods_are_read() -> None:
     assert lines == ["## S", line, line, "| 0.5 | 0.5 |", "## T", line, line, "| 0.5 | 0.5 |"]
 
 
+def test_currencies_of_ods_are_searched_only_beside_the_type() -> None:
+    """Otherwise, the time would be quadratic in the length of an attribute."""
+    found = [tables._ODS_UNIT.search(b"value-type='currency'" + b" " * gap + b"currency='EUR'") for gap in (1, 1_000)]
+    assert found[0] and found[0][2] == b"EUR" and found[1] is None
+
+
 def test_durations_of_ods_are_read() -> None:
     value = '<table:table-cell office:value-type="time" office:time-value="{}"/>'
     row = "".join(map(value.format, ("PT25H30M00S", "-PT01H05M00.5S")))

@@ -39,7 +39,7 @@ _STYLED_CELL = re.compile(
 )
 _ODS_PLACE = re.compile(rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>")
 _ODS_UNIT = re.compile(
-    rb"""value-type=["'](?:(percentage)|currency["'].*?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
+    rb"""value-type=["'](?:(percentage)|currency["'].{0,200}?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
 )
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # that a cell is repeated
