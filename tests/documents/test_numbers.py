@@ -265,6 +265,7 @@ def test_numbers_of_pptx_are_read() -> None:
         ("<ol start=x><li value=>a<li style='list-style-type:disc'>b<li>c</ol><li>d", "1. a|- b|3. c|- d"),
         ("x <b>y</b> <p>a<ul><li></li> </ul> <p>b", "x y|a|-|b"),
         ("<ol><li><p>a<li> <div>b</div><li><h1>c</h1>", "1. a|2. b|3.|# c"),
+        ("<nav><ol><li>Preface<li>Chapter 1<ol><li>x</ol></ol></nav><ol><li>a", "- Preface|- Chapter 1|- x|1. a"),
         ("<ol><li> 1. a<li><p><a>2.</a> b<li>3.5<li>4) d<ul><li>- e", "1. a|2. b|3. 3.5|4. 4) d|- e"),
         ("<table><tr><td><ol reversed><li>a<td>b</table><ol start=-1><li>c<li>d<li>e", "| - a | b ||-1. c|0. d|1. e"),
     ],

@@ -108,6 +108,7 @@ class _Text(HTMLParser):
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
+        self._navigation = 0  # lists in a table of contents or a path of pages have no numbers
         self._tables: list[_Table] = []  # open tables
         self._lists: list[_List] = []  # open lists
         self._item = -1  # place after the bullet or number of the last item
@@ -156,13 +157,16 @@ class _Text(HTMLParser):
             self._pieces.append("\n")
         if tag == "pre":
             self._verbatim += 1
+        elif tag == "nav":
+            self._navigation += 1
         elif re.fullmatch("h[1-6]", tag):
             self._pieces.append(f"\n{'#' * int(tag[1])} ")
         elif tag == "ol":
             start = _integer(values.get("start"))
             is_reversed = "reversed" in values
             number = start if is_reversed or start is not None else 1
-            self._lists.append(_List(_number_form(values, "1"), number, -1 if is_reversed else 1))
+            numbers = _number_form(values, "" if self._navigation else "1")
+            self._lists.append(_List(numbers, number, -1 if is_reversed else 1))
         elif tag in _BULLETED:
             self._lists.append(_List(number=1))
         elif tag == "li":
@@ -246,6 +250,8 @@ class _Text(HTMLParser):
             self._end_reading()
         elif name in ("ol", *_BULLETED) and not self._hidden and self._lists:
             self._end_list()
+        elif name == "nav" and not self._hidden:
+            self._navigation = max(0, self._navigation - 1)
         self._hidden -= hides
         self._verbatim -= name == "pre" and self._verbatim > 0
 
