@@ -116,6 +116,18 @@ def test_numbers_of_docx_styles_are_inherited() -> None:
     assert lines == ["# 1 A", "## 1.1 H2", "1.2 Own", "1.3 Linked", "## off", "# 2 B"]
 
 
+def test_levels_of_docx_styles_are_those_of_their_list() -> None:
+    style = (
+        '<w:style w:styleId="{0}"><w:name w:val="{0}"/><w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr></w:style>'
+    )
+    levels = [(*level, f'<w:pStyle w:val="{name}"/>') for level, name in zip(OUTLINE, "AB", strict=True)]
+    numbering = (
+        definition(0, levels) + definition(1, levels[1:]) + listed(1, 0)
+    )  # another list has B as its first level
+    body = "".join(paragraph(each, each) for each in "ABA")
+    assert word_lines(body, numbering, style.format("A") + style.format("B")) == ["1. A", "1.1 B", "2. A"]
+
+
 def test_linked_lists_of_docx_are_numbered_as_one() -> None:
     numbering = definition(0, (), '<w:numStyleLink w:val="L"/>') + definition(1, OUTLINE, '<w:styleLink w:val="L"/>')
     assert word_lines(item("a") + item("b", 0, 2), numbering + listed(1, 0) + listed(2, 1)) == ["1. a", "2. b"]

@@ -306,8 +306,7 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
         value = event.attributes.get("val", "")
         match event.name:
             case "style":
-                style_id = event.attributes.get("styleId", "")
-                style = styles.setdefault(style_id, _WordStyle(level=lists.linked_levels.get(style_id)))
+                style = styles.setdefault(event.attributes.get("styleId", ""), _WordStyle())
             case "name":
                 style.name = style.name or value
             case "basedOn":
@@ -322,7 +321,8 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
         style = styles[style_id]
         base = styles.get(style.base, style)
         style.list_id = style.list_id or base.list_id
-        style.level = base.level if style.level is None else style.level
+        linked = lists.linked_level(style.list_id, style_id)
+        style.level = linked if linked is not None else base.level if style.level is None else style.level
         style.is_hidden = base.is_hidden if style.is_hidden is None else style.is_hidden
     return styles
 
@@ -349,7 +349,7 @@ class _WordList:
 class _WordLists:
     # Lists with the same definition continue each other's numbers.
     def __init__(self, events: Iterable[XMLEvent]) -> None:
-        self.linked_levels: dict[str, int] = {}  # paragraph style -> level
+        self._linked_levels: dict[tuple[str, str], int] = {}  # definition and paragraph style -> level
         self._lists: dict[str, _WordList] = {}
         definitions: dict[str, dict[int, ListLevel]] = {}
         styled: dict[str, str] = {}  # numbering style -> definition
@@ -391,7 +391,7 @@ class _WordLists:
                 case "isLgl":
                     level.is_decimal = value in ("", *_TRUE)
                 case "pStyle":
-                    self.linked_levels[value] = at
+                    self._linked_levels[definition, value] = at
         for listed in self._lists.values():
             listed.definition = styled.get(links.get(listed.definition, ""), listed.definition)
             levels = definitions.get(listed.definition, {})
@@ -403,6 +403,9 @@ class _WordLists:
     def restart(self) -> None:
         self._numbers: dict[str, ListNumbers] = {}
         self._started = set[tuple[str, int]]()
+
+    def linked_level(self, list_id: str, style_id: str) -> int | None:
+        return self._linked_levels.get((self._lists.get(list_id, _WordList()).definition, style_id))
 
     def label(self, list_id: str, level: int) -> str:
         # Numbers a paragraph, and returns its number or a bullet.
