@@ -16,6 +16,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message, ToolCall
 from notso.web.chat.html_cache import with_html
+from notso.web.chat.templates import pretty_json
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, ToolContext
@@ -521,6 +522,14 @@ def test_hostile_tool_names_arguments_and_results_are_escaped(using: Callable[..
     for text in (form, page, exported, "".join(event.data for event in events)):
         assert "<img src" not in text and '<hx-partial hx-target="body"' not in text and "&lt;img" in text
     assert [event.event for event in events].count("done") == 1
+
+
+def test_deeply_nested_arguments_are_not_indented() -> None:
+    assert pretty_json('{"a": [1, "é"]}') == '{\n  "a": [\n    1,\n    "é"\n  ]\n}'
+    nested = '{"a":' + "[" * 60 + ",".join(["1"] * 1000) + "]" * 60 + "}"
+    assert pretty_json(nested) == nested, "with indentation, it would be sixty times as long"
+    wide = '{"a":[' + ",".join(["1234"] * 1000) + "]}"
+    assert pretty_json(wide).count("\n") == 1003
 
 
 def test_long_tool_result_is_truncated(using: Callable[..., Any]) -> None:

@@ -232,12 +232,23 @@ def reasoning_html(message: StoredMessage) -> Markup:
     return Markup(render_plain(message.reasoning) if message.reasoning else "")
 
 
+_INDENTED = json.JSONEncoder(indent=2, ensure_ascii=False)
+
+
 def pretty_json(text: str) -> str:
     """Indent JSON; return other text unchanged."""
+    # Also return JSON unchanged if indentation would make it much longer: many short values at a depth of 64 would grow
+    # 65 times.
+    pieces, remaining = list[str](), 4 * len(text) + 1000
     try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
+        for piece in _INDENTED.iterencode(json.loads(text)):
+            pieces.append(piece)
+            remaining -= len(piece)
+            if remaining < 0:
+                return text
     except (ValueError, RecursionError):
         return text
+    return "".join(pieces).encode("utf-8", "replace").decode()
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,8 @@ def is_visible(character: str) -> bool:
 
 def visible(text: str) -> str:
     """Escape invisible characters, as in \\u{202e}; keep newlines."""
+    if text.replace("\n", "").isprintable() and not _IGNORABLE.search(text):
+        return text  # usual, and much faster than looking at each character of a long text
     return "".join(each if each == "\n" or is_visible(each) else f"\\u{{{ord(each):x}}}" for each in text)
 
 
