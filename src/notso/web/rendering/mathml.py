@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from html import escape, unescape
 from typing import Any
 from xml.etree import ElementTree
@@ -16,10 +17,13 @@ from xml.etree import ElementTree
 from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
 from notso.web.values.child_work import run_confined
 
-# A thousand typical formulas take about 1 s.
+# A thousand typical formulas take about 1 s, and their MathML has about 1 MiB. A short formula with macros can take any
+# time and yield any amount of MathML.
 LIMITS = Limits(cpu_s=10, memory_bytes=512 << 20, wall_s=60.0, answer_bytes=32 << 20)
 FORMULA_SECONDS = 0.5  # of CPU time
 MOST_AT_ONCE = 500
+PAGE_SECONDS, PAGE_BYTES = 5.0, 16 << 20
+"""CPU time and size of MathML after which the other formulas of a page are left as TeX."""
 
 _PROGRAM = "from notso.web.rendering.mathml import main; main()"
 _FORMULA = re.compile(r'<(span|div) class="math (inline|display)">([^<]*)</\1>')
@@ -45,12 +49,21 @@ async def convert_formulas(html: str) -> tuple[str, int]:
     """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
     found = list(_FORMULA.finditer(html))
     converted: list[str | None] = []
+    seconds, size = 0.0, 0
     for at in range(0, len(found), MOST_AT_ONCE):
+        if seconds >= PAGE_SECONDS or size >= PAGE_BYTES:
+            converted += [None] * (len(found) - at)
+            break
         part = [[unescape(each[3]), each[2]] for each in found[at : at + MOST_AT_ONCE]]
+        limits = {"seconds": PAGE_SECONDS - seconds, "bytes": PAGE_BYTES - size}
+        request = json.dumps({"formulas": part, **limits}).encode()
         try:
-            converted += json.loads(await run_confined(_PROGRAM, json.dumps(part).encode(), LIMITS))
+            answer = json.loads(await run_confined(_PROGRAM, request, LIMITS))
         except ConfinedWorkError:
-            converted += [None] * len(part)
+            answer = {"mathml": [None] * len(part), "seconds": LIMITS.cpu_s}
+        converted += answer["mathml"]
+        seconds += answer["seconds"]
+        size += sum(len(each or "") for each in answer["mathml"])
     pieces, end = [], 0
     for formula, mathml in zip(found, converted, strict=True):
         pieces += [html[end : formula.start()], mathml or formula[0]]
@@ -87,16 +100,25 @@ def _convert(request: bytes) -> bytes:
         raise TimeoutError
 
     signal.signal(signal.SIGVTALRM, on_timeout)
-    converted = []
-    for tex, style in json.loads(request):
+    asked, began = json.loads(request), time.process_time()
+    converted: list[str | None] = []
+    remaining = asked["bytes"]
+    for tex, style in asked["formulas"]:
+        if time.process_time() - began >= asked["seconds"]:
+            converted.append(None)
+            continue
         signal.setitimer(signal.ITIMER_VIRTUAL, FORMULA_SECONDS)
         try:
-            converted.append(tex_to_mathml(tex, style))
+            mathml = tex_to_mathml(tex, style)
         except TimeoutError:
-            converted.append(None)
+            mathml = None
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return json.dumps(converted).encode()
+        if mathml is not None and len(mathml) > remaining:
+            mathml = None
+        remaining -= len(mathml or "")
+        converted.append(mathml)
+    return json.dumps({"mathml": converted, "seconds": time.process_time() - began}).encode()
 
 
 def main() -> None:
