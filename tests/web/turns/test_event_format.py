@@ -164,3 +164,41 @@ def test_feed_reports_a_change_to_a_chat_that_it_no_longer_lists() -> None:
         return [feed.since(before, "owner", "a", "other"), feed.since(feed.revision, "owner", "a", "other")]
 
     assert asyncio.run(run()) == [["chats", "turns"], []]
+
+
+def test_feed_reports_changes_to_a_chat_only_to_its_owner() -> None:
+    async def run() -> list[list[str]]:
+        feed = sse.Feed()
+        before = feed.revision
+        feed.announce("ann", "chat of ann", "tab")
+        feed.announce("ann", "chat of bob", "tab")  # anyone can send any id
+        return [feed.since(before, owner, f"chat of {owner}", "other") for owner in ("ann", "bob")] + [
+            feed.since(before, "bob", "chat of ann", "other")
+        ]
+
+    assert asyncio.run(run()) == [["chats", "turns"], [], []]
+
+
+def test_many_changes_of_one_user_do_not_reload_pages_of_others() -> None:
+    async def run() -> list[list[str]]:
+        feed = sse.Feed()
+        feed.announce("bob", "listed", "tab")
+        before = feed.revision
+        for number in range(2 * sse.MAX_CHATS):
+            feed.announce("ann", str(number), "tab")
+        assert sum(map(len, feed._turns.values())) == sse.MAX_CHATS
+        return [feed.since(before, "bob", chat, "other") for chat in ("listed", "unlisted")]
+
+    assert asyncio.run(run()) == [[], []]
+
+
+def test_feed_of_many_users_is_limited() -> None:
+    async def run() -> list[list[str]]:
+        feed = sse.Feed()
+        before = feed.revision
+        for number in range(sse.MAX_CHATS + 1):
+            feed.announce(f"user {number}", "chat", "tab")
+        assert sum(map(len, feed._turns.values())) == sse.MAX_CHATS
+        return [feed.since(before, f"user {number}", "chat", "other") for number in (0, sse.MAX_CHATS)]
+
+    assert asyncio.run(run()) == [["chats", "turns"]] * 2

@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from html import escape
 
@@ -36,8 +36,10 @@ class Feed:
         self._process_id = secrets.token_hex(4)
         self._number = 0
         self._lists: dict[str, int] = {}
-        self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
-        self._dropped = 0  # number of the last change to a chat that `_turns` no longer contains
+        # Owner -> chat -> tab -> number of the last change. A chat is looked up only under its owner: otherwise, users
+        # could follow chats of others, and reload pages of others by announcing changes to any ids.
+        self._turns: dict[str, OrderedDict[str, OrderedDict[str, int]]] = {}
+        self._dropped: dict[str, int] = {}  # by owner: number of the last change to a chat that `_turns` lacks
         self._changed = asyncio.Event()
         self.closed = False
 
@@ -55,16 +57,24 @@ class Feed:
         self._number += 1
         self._lists[owner] = self._number
         if turns:
-            tabs = self._turns.setdefault(chat_id, OrderedDict())
-            self._turns.move_to_end(chat_id)
+            chats = self._turns.setdefault(owner, OrderedDict())
+            tabs = chats.setdefault(chat_id, OrderedDict())
+            chats.move_to_end(chat_id)
             tabs[tab] = self._number
             tabs.move_to_end(tab)
             if len(tabs) > MAX_TABS:
                 tabs.popitem(last=False)
-            if len(self._turns) > MAX_CHATS:
-                _, dropped = self._turns.popitem(last=False)
-                self._dropped = max(dropped.values())
+            if sum(map(len, self._turns.values())) > MAX_CHATS:
+                self._drop_oldest_chat()
         self._wake()
+
+    def _drop_oldest_chat(self) -> None:
+        # Drop a chat of the owner with the most chats, because pages of the dropped chat's owner may reload.
+        owner = max(self._turns, key=lambda each: len(self._turns[each]))
+        _, dropped = self._turns[owner].popitem(last=False)
+        self._dropped[owner] = max(dropped.values())
+        if not self._turns[owner]:
+            del self._turns[owner]
 
     def invalidate_revisions(self) -> None:
         self._process_id = secrets.token_hex(4)
@@ -81,8 +91,9 @@ class Feed:
             return ["chats", "turns"]  # malformed, invalidated, or of an earlier server process
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
-        by_others = (at for other, at in self._turns.get(chat_id, {}).items() if other != tab or not tab)
-        may_be_dropped = chat_id not in self._turns and self._dropped > number
+        chats: Mapping[str, Mapping[str, int]] = self._turns.get(owner, {})
+        by_others = (at for other, at in chats.get(chat_id, {}).items() if other != tab or not tab)
+        may_be_dropped = chat_id not in chats and self._dropped.get(owner, 0) > number
         if max(by_others, default=0) > number or may_be_dropped:
             events.append("turns")
         return events
