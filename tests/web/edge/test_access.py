@@ -497,10 +497,22 @@ def test_changed_access_rules_invalidate_sessions() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("path", ["/backup", "/export", "/search?q=x"])
+@pytest.mark.parametrize("path", ["/backup", "/export", "/search?q=x", "/documents?q=x", "/archive?sort=title&q=%78"])
 def test_cross_site_reads_of_costly_pages_are_rejected(shared: Any, path: str) -> None:
     assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert shared.client.get(path, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["md", "json", "html"])
+def test_cross_site_exports_of_a_chat_are_rejected(shared: Any, kind: str) -> None:
+    path = f"/chats/{new_id()}/export/{kind}"
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/documents", "/archive?q=", "/archive?sort=title"])
+def test_other_sites_may_link_to_lists(shared: Any, path: str) -> None:
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
 
 
 def test_session_limit_evicts_owner_with_most_sessions() -> None:

@@ -14,7 +14,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse, Response
@@ -131,8 +131,10 @@ def _cors_headers(origin: str) -> dict[str, str]:
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-COSTLY_READS = frozenset({"/backup", "/export", "/search"})
+COSTLY_READS = re.compile(r"/(?:backup|export|search|chats/[^/]+/export/[^/]+)")
 """Paths at which GET requests are so expensive that pages of other sites must not trigger them."""
+SEARCHABLE = frozenset({"/archive", "/documents"})
+"""Paths at which GET requests are searches, and thus expensive, if the query contains `q`."""
 
 _HOST = re.compile(r"(\[[0-9a-f]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
@@ -161,7 +163,7 @@ class CrossSiteGuard(HttpMiddleware):
     """Rejects (403) changes and costly reads requested by pages of other sites, except from allowed origins."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_free = scope["method"] in SAFE_METHODS and scope["path"] not in COSTLY_READS
+        is_free = scope["method"] in SAFE_METHODS and not is_costly_read(scope["path"], scope["query_string"])
         if is_free or scope.get(ALLOWED) or self._same_site(scope):
             await self._app(scope, receive, send)
         else:
@@ -178,6 +180,12 @@ class CrossSiteGuard(HttpMiddleware):
             return True
         host = header_values(scope, b"host")[0].lower()
         return len(origins) == 1 and _origin_host(origins[0]) == host
+
+
+def is_costly_read(path: str, query: bytes) -> bool:
+    # Pages of other sites could also measure how long a search takes, and thus guess what it finds.
+    is_search = path in SEARCHABLE and bool(parse_qs(query.decode("latin-1")).get("q"))
+    return is_search or COSTLY_READS.fullmatch(path) is not None
 
 
 class SecurityHeaders(HttpMiddleware):
