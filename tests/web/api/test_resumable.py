@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,9 @@ from notso.smollm3 import EngineError
 from notso.web.api.shared import resumable
 from notso.web.api.shared.resumable import RemoteAnswers
 from notso.web.replicas.exchange import LocalExchange
+from notso.web.sign_in.issued_keys import KeyManager
+from notso.web.store.sqlite.access import SQLiteAccessStore
+from notso.web.values.sign_in import SignInSettings
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -159,6 +163,25 @@ def test_finished_streams_expire_and_are_limited(start: Start, monkeypatch: pyte
         assert len(server.api.resumable_streams._streams) <= 4
     server.wait(lambda: not server.api.resumable_streams._streams)
     assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
+
+
+def test_streams_of_one_user_do_not_displace_those_of_others(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumable, "MAX_RESUMABLE", 3)
+    book = KeyManager(lambda: SQLiteAccessStore(tmp_path / "data"))
+    ann, bob = ({"Authorization": f"Bearer {book.add(name)[0]}"} for name in ("ann", "bob"))
+    server = start(slow(0.0), sign_in=SignInSettings(require_key=True)).ready()
+    names = [("bob", bob, "c"), *(("ann", ann, f"c{number}") for number in range(6))]
+    for _, key, name in names:
+        body = {"messages": HELLO, "stream": True}
+        assert server.client.post(CHAT, json=body, headers={"X-Conversation-Id": name} | key).status_code == 200
+        server.wait(lambda: all(each.finished for each in server.api.resumable_streams._streams.values()))
+    found = {
+        (who, name): server.client.get(f"/v1/stream?conv_id={name}", headers=key).status_code
+        for who, key, name in names
+    }
+    assert found["bob", "c"] == found["ann", "c5"] == 200 and found["ann", "c0"] == 404
 
 
 def test_evicted_streams_are_not_held_in_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -343,12 +344,19 @@ class ResumableStreams:
         stream.follow_task.add_done_callback(lambda _: self._exchange.release(claim))
         loop = asyncio.get_running_loop()  # the timer below holds only ids, so that the answer can be freed earlier
         stream.follow_task.add_done_callback(lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, key, name))
-        for old_key, each in list(self._streams.items()):
-            if len(self._streams) <= MAX_RESUMABLE:
-                break
-            if each.finished:
-                del self._streams[old_key]
+        self._drop_excess()
         return stream
+
+    def _drop_excess(self) -> None:
+        # Drop the oldest finished answers of the owner with the most answers, so that one user's answers do not
+        # displace those of others.
+        while len(self._streams) > MAX_RESUMABLE:
+            counts = Counter(owner for owner, _ in self._streams)
+            finished = (key for key, each in self._streams.items() if each.finished)
+            key = max(finished, key=lambda each: counts[each[0]], default=None)
+            if key is None:
+                return
+            del self._streams[key]
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
         return self._streams.get((owner, conversation))
