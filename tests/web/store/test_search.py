@@ -95,6 +95,20 @@ def test_words_of_every_script_are_found(kept: Kept) -> None:
     assert times == titles + sorted(times[len(titles) :], reverse=True), "titles first, then the newest messages"
 
 
+def test_words_of_other_users_do_not_affect_similar_words(kept: Kept) -> None:
+    decoys = "kubernetse kubernetsa kubernetso kubernetsy kubernetsi"  # more similar than "kubernetes"
+
+    async def work(store: ChatStore) -> None:
+        await store.add_chats(OWNER, chats())
+        for title in ("a title", decoys):
+            await store.add_chat("another", a_chat(title), [])
+            assert [hit.title for hit in await store.search(OWNER, "kubernetsu", 50)] == ["Chat 4"]
+        assert [hit.title for hit in await store.search("another", "kubernetsu", 50)] == [decoys]
+        assert not await store.search("another", "certifcate", 50)
+
+    kept.run(work)
+
+
 def test_search_results_are_equal_in_both_databases(tmp_path: Path, database: str) -> None:
     from notso.web.store.postgres.store import PostgresStore
 

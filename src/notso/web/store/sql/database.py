@@ -97,7 +97,7 @@ class Database(SQLConnection, ABC):
 
     @abstractmethod
     def vocabulary(self, owner: str) -> Iterator[str]:
-        """Yield the indexed words of this owner, and possibly of other owners."""
+        """Yield the indexed words of this owner."""
 
     # By default, unfinished answers need no leases, because a single process uses the database.
 

@@ -340,5 +340,15 @@ class SQLiteDatabase(SQLiteStatements, Database):
         return self.execute(_FIND, (fts5_query(terms), owner, limit)).fetchall()
 
     def vocabulary(self, owner: str) -> Iterator[str]:
-        for row in self.execute("SELECT term FROM vocabulary"):
-            yield row["term"]
+        # The table `vocabulary` has the words of all owners. The words of others would make searches slow, and hide
+        # similar words of this owner, which would reveal what others have written.
+        if self.execute("SELECT 1 AS one FROM indexed WHERE owner <> ? LIMIT 1", (owner,)).fetchone() is None:
+            yield from (row["term"] for row in self.execute("SELECT term FROM vocabulary"))
+            return
+        found = set[str]()
+        # With a cross join, SQLite reads only the texts of this owner.
+        own = "SELECT body FROM indexed CROSS JOIN texts ON texts.rowid = indexed.number WHERE owner = ?"
+        for row in self.execute(own, (owner,)):
+            new = set(row["body"].split()) - found
+            found |= new
+            yield from new
