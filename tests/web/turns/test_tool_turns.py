@@ -25,6 +25,7 @@ from notso.web.turns import tool_calls
 from notso.web.turns.prompt import NO_RESULT, answer_messages, split_at_tool_calls
 from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS
 from notso.web.turns.turn_consumer import TurnConsumer
+from notso.web.values import visible_text
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}
@@ -275,6 +276,18 @@ def test_invisible_characters_are_escaped_in_tool_text(using: Callable[..., Any]
     ):
         assert not [each for each in UNSEEN if each in page]
         assert all(f"\\u{{{ord(each):x}}}" in page for each in UNSEEN)
+
+
+def test_each_different_character_of_a_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(character: str) -> bool:
+        seen.append(character)
+        return character != UNSEEN[0]
+
+    monkeypatch.setattr(visible_text, "is_visible", look)
+    assert visible_text.visible(f"a{UNSEEN[0]}\n" + "ab" * 1000) == "a\\u{202e}\n" + "ab" * 1000
+    assert sorted(seen) == ["a", "b", UNSEEN[0]]
 
 
 def test_unanswered_approval_is_denied_after_timeout(

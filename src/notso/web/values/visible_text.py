@@ -17,9 +17,9 @@ def is_visible(character: str) -> bool:
 
 def visible(text: str) -> str:
     """Escape invisible characters, as in \\u{202e}; keep newlines."""
-    if text.replace("\n", "").isprintable() and not _IGNORABLE.search(text):
-        return text  # usual, and much faster than looking at each character of a long text
-    return "".join(each if each == "\n" or is_visible(each) else f"\\u{{{ord(each):x}}}" for each in text)
+    # Looking at each different character once is much faster for long texts.
+    hidden = {ord(each) for each in set(text) if each != "\n" and not is_visible(each)}
+    return text.translate({each: f"\\u{{{each:x}}}" for each in hidden}) if hidden else text
 
 
 def sanitize_line(text: str, characters: int) -> str:
