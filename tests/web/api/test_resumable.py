@@ -165,6 +165,16 @@ def test_finished_streams_expire_and_are_limited(start: Start, monkeypatch: pyte
     assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
 
 
+def test_newest_answer_of_an_old_conversation_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable, "MAX_RESUMABLE", 2)
+    server = start(slow(0.0)).ready()
+    for name in ("c1", "c2", "c1", "c3"):
+        assert post(server, name).status_code == 200
+        server.wait(lambda: all(each.finished for each in server.api.resumable_streams._streams.values()))
+    found = [server.client.get(f"/v1/stream?conv_id={name}").status_code for name in ("c1", "c2", "c3")]
+    assert found == [200, 404, 200]
+
+
 def test_streams_of_one_user_do_not_displace_those_of_others(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
