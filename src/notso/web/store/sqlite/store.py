@@ -345,10 +345,9 @@ class SQLiteDatabase(SQLiteStatements, Database):
         if self.execute("SELECT 1 AS one FROM indexed WHERE owner <> ? LIMIT 1", (owner,)).fetchone() is None:
             yield from (row["term"] for row in self.execute("SELECT term FROM vocabulary"))
             return
-        found = set[str]()
         # With a cross join, SQLite reads only the texts of this owner.
         own = "SELECT body FROM indexed CROSS JOIN texts ON texts.rowid = indexed.number WHERE owner = ?"
+        words = set[str]()
         for row in self.execute(own, (owner,)):
-            new = set(row["body"].split()) - found
-            found |= new
-            yield from new
+            words.update(row["body"].split())
+        yield from words
