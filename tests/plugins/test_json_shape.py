@@ -51,6 +51,10 @@ def test_json_limits_are_exact_for_any_window_size(value: Any, ascii_only: bool,
         if depth:
             assert not fits(body, JsonLimits(depth - 1, objects, max(values, strings)))
             assert not fits(body, JsonLimits(depth, objects, values - 1))
+        escapes = body.count(b"\\")
+        assert fits(body, JsonLimits(depth, objects, max(values, strings), escapes))
+        if escapes:
+            assert not fits(body, JsonLimits(depth, objects, max(values, strings), escapes - 1))
         if objects:
             assert not fits(body, JsonLimits(depth, objects - 1, max(values, strings)))
     finally:

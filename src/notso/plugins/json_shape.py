@@ -6,6 +6,7 @@ validation error about such an object takes a thousand times as much.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 # Bytes examined at a time, so that the check ends early if a limit is exceeded, and other threads can run in between.
@@ -19,6 +20,7 @@ class JsonLimits:
     depth: int
     objects: int
     values: int
+    backslashes: int = sys.maxsize  # each escape sequence takes longer to parse than a hundred other characters
 
 
 class JsonShapeError(Exception):
@@ -27,7 +29,7 @@ class JsonShapeError(Exception):
 
 def check_shape(body: bytes, limits: JsonLimits) -> None:
     """Raise JsonShapeError if a limit is exceeded. The JSON is not validated."""
-    at = depth = objects = values = strings = 0
+    at = depth = objects = values = strings = backslashes = 0
     is_text = False
     while at < len(body):
         window = body[at : at + WINDOW_BYTES]
@@ -40,12 +42,15 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         scaffold = b"".join(parts[is_text::2])
         is_text ^= len(parts) % 2 == 0
         strings += len(parts) // 2
+        backslashes += window.count(b"\\")
         objects += scaffold.count(b"{")
         values += scaffold.count(b",") + scaffold.count(b"{") + scaffold.count(b"[")
         if objects > limits.objects:
             raise JsonShapeError(f"more than {limits.objects:,} objects")
         if max(values, strings // 2) > limits.values:  # at most half of the strings are keys, and the others are values
             raise JsonShapeError(f"more than {limits.values:,} values")
+        if backslashes > limits.backslashes:
+            raise JsonShapeError(f"more than {limits.backslashes:,} backslashes")
         for bracket in scaffold.translate(None, _NO_BRACKETS):
             depth += 1 if bracket in b"[{" else -1
             if depth > limits.depth:

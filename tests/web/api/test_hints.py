@@ -17,7 +17,8 @@ from notso.web.api.chat_completions.fields import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
-from notso.web.api.request_fields.fields import MAX_HINTS, reject_hints
+from notso.web.api.request_fields import fields as request_fields
+from notso.web.api.request_fields.fields import MAX_HINTS, parse_repaired, reject_hints
 from notso.web.api.responses.request import parse_response_request
 from notso.web.edge.errors import ApiError
 from notso.web.values.settings import Settings
@@ -561,6 +562,16 @@ def test_strict_fields_refuses_invalid_characters(start: Start, path: str) -> No
     assert server.client.post(path, content=body, headers=headers).status_code == 200
     answer = server.client.post(path, content=body.replace("{}", r"\ud83d"), headers=headers)
     assert answer.status_code == 400 and "lone surrogate" in answer.text
+
+
+@pytest.mark.parametrize("piece", range(1, 13))
+@pytest.mark.parametrize(("escape", "fit"), [(r"\u0000", "\ufffd"), (r"\ud83d", "\ufffd"), (r"\ud83d\ude00", "😀")])
+def test_text_is_repaired_in_pieces_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, piece: int, escape: str, fit: str
+) -> None:
+    monkeypatch.setattr(request_fields, "_PIECE", piece)
+    body = json.dumps({"a": ["b{}c😀", "{}"]}).replace("{}", escape).encode()
+    assert parse_repaired(body) == ({"a": [f"b{fit}c😀", fit]}, "\ufffd" in fit)
 
 
 def test_count_tokens_reports_ignored_fields(start: Start) -> None:

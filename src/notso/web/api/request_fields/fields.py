@@ -34,8 +34,12 @@ from notso.web.edge.errors import ApiError
 from notso.web.values.strict_fields import StrictFields
 
 MAX_DEPTH = 64
-LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))
-"""Enough for schemas with thousands of properties, and for the token ids of /detokenize."""
+LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=1 << 19, backslashes=1 << 22)
+"""Enough for schemas with thousands of properties, for the 300,000 token ids that OpenAI allows in a request for
+embeddings, and for 24 MiB of characters outside ASCII, each escaped as \\uXXXX."""
+
+# Size of pieces that are searched at a time, because a search does not release the GIL.
+_PIECE = 1 << 16
 
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
@@ -86,7 +90,8 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def _is_suspect(body: bytes) -> bool:
-    return _SUSPECT_ESCAPE.search(body) is not None or b"\x00" in body
+    starts = range(0, len(body), _PIECE)  # a suspect escape has six bytes, and may begin at the end of a piece
+    return b"\x00" in body or any(_SUSPECT_ESCAPE.search(body, start, start + _PIECE + 5) for start in starts)
 
 
 def _to_utf8(body: bytes) -> bytes:
@@ -99,7 +104,8 @@ def _to_utf8(body: bytes) -> bytes:
 
 def _repair(value: Any) -> Any:
     if isinstance(value, str):
-        return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
+        pieces = (value[start : start + _PIECE] for start in range(0, len(value), _PIECE))
+        return "".join(_UNFIT.sub("\N{REPLACEMENT CHARACTER}", piece) for piece in pieces)
     if isinstance(value, dict):
         if any(map(_UNFIT.search, value)):
             raise invalid_text()
