@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 import time
 from collections.abc import Callable
@@ -69,6 +70,17 @@ def test_event_loop_is_not_blocked_by_hostile_text_or_large_forms(start: Start) 
     assert len(probe.lags) > 50
     assert max(probe.held) < MAX_HELD_SECONDS
     assert max(probe.lags) < MAX_LAG_SECONDS
+
+
+def test_event_loop_is_not_blocked_by_a_large_inline_file(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    data = base64.b64encode(b"<!-- %s --><p>x" % (b"x" * (15 << 20))).decode()
+    parts = [{"type": "file", "file": {"filename": "a.html", "file_data": f"data:text/html;base64,{data}"}}]
+    probe = LagProbe(server)
+    answer = server.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+    probe.finish()
+    assert answer.status_code == 200, answer.text
+    assert max(probe.held) < MAX_HELD_SECONDS
 
 
 FORM = "application/x-www-form-urlencoded"

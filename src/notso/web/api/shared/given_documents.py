@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import copy
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
 from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.services import ApiServices, api_services
-from notso.web.api.shared.serving import T, read_body, require_json
+from notso.web.api.shared.serving import T, read_body
 from notso.web.edge.access import owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
@@ -35,7 +36,7 @@ MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
 
 _FILE_FIELDS = ("file_data", "file_id")
-_DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
+_DATA_URL = re.compile(r"data:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
 """Parsed documents by `RequestFile.key`: the id of a stored file, or the digest of the base64 text and the name."""
@@ -50,10 +51,10 @@ class RequestFile:
     name: str
     param: str
     file_id: str = ""
+    key: str = field(init=False)
 
-    @property
-    def key(self) -> str:
-        return self.file_id or file_key(self.data, self.name)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.file_id or file_key(self.data, self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +121,19 @@ async def read_body_with_files(
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
     """Like `read_body`, but parse the files too. Raises ApiError for a file: 404 if unknown, 400 if unreadable."""
-    require_json(request)
+
+    def find_or_parse(body: Mapping[str, Any]) -> T | list[RequestFile]:
+        return list(find_files(body)) or parse(body, NO_FILES)
+
+    found = await read_body(request, find_or_parse)
+    if not isinstance(found, list):
+        return found
+    if len(found) > MAX_FILES:
+        raise invalid_field(found[-1].param, f"a request can contain at most {MAX_FILES} files")
     files: dict[str, Document] = {}
-    body = await request.body()
-    # A body with a file contains one of these words, or NUL bytes if it is UTF-16 or UTF-32.
-    if any(each in body for each in (b"base64", b"file_data", b"file_id", b"\0")):
-        found = await read_body(request, lambda body: list(find_files(body)))
-        if len(found) > MAX_FILES:
-            raise invalid_field(found[-1].param, f"a request can contain at most {MAX_FILES} files")
-        for each in found:
-            if each.key not in files:
-                files[each.key] = await _read(request, each)
+    for each in found:
+        if each.key not in files:
+            files[each.key] = await _read(request, each)
     return await read_body(request, lambda body: parse(body, files))
 
 
@@ -150,7 +153,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     """Replace the files in an OpenAI request with their text."""
     if not files:
         return body
-    body = json.loads(json.dumps(body))  # a deep copy, which is modified below
+    body = copy.deepcopy(dict(body))
     for part, file, request_file in _file_parts(body):
         document = files[request_file.key]
         text = format_for_prompt(_shown_name(file, document), document.text)
@@ -206,7 +209,8 @@ def _to_request_file(file: Mapping[str, Any], param: str) -> RequestFile:
     if file_id:
         return RequestFile("", name, param, file_id)
     default_name = "document.pdf" if data.startswith("data:application/pdf") else "document"
-    return RequestFile(_DATA_URL.sub("", data, count=1), name or default_name, param)
+    url = _DATA_URL.match(data)
+    return RequestFile(data[url.end() :] if url else data, name or default_name, param)
 
 
 def _shown_name(file: Mapping[str, Any], document: Document) -> str:
@@ -245,12 +249,16 @@ async def _read(request: Request, file: RequestFile) -> Document:
             if file.file_id:
                 data = b"".join([part async for part in services.shared.store.records.content(owner, file.file_id)])
             else:
-                # Encoders such as the command base64 wrap lines, and others omit the padding.
-                text = file.data.encode("ascii").translate(None, b" \t\r\n\f\v")
-                data = base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
+                data = await asyncio.to_thread(_decode_base64, file.data)
             document = await child_work(lambda: DocumentReader(data, name, unconfined), DocumentReader.read)
         return replace(document, title=sanitize_line(name, MAX_NAME_CHARACTERS))
     except (binascii.Error, ValueError):
         raise invalid_field(file.param, f"{file.param} is not base64") from None
     except UnreadableError as error:
         raise invalid_field(file.param, f"{file.param}: the file {error}") from None
+
+
+def _decode_base64(text: str) -> bytes:
+    # Encoders such as the command base64 wrap lines, and others omit the padding.
+    encoded = text.encode("ascii").translate(None, b" \t\r\n\f\v")
+    return base64.b64decode(encoded + b"=" * (-len(encoded) % 4), validate=True)
