@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
 from notso.smollm3.text import tokenizer as tokenizer_module
 from notso.smollm3.text.tokenizer import EncodedTexts, Run, SpecialTexts, Tokenizer, TokenStream
 from notso.smollm3.text.vocabulary import BYTE_CHARACTERS, END_TEXTS, Vocabulary
@@ -374,3 +374,25 @@ def test_encodings_of_long_texts_are_cached(small_tokenizer: Tokenizer, monkeypa
     assert not asked, "a text that does not fit must not evict others"
     with pytest.raises(InvalidRequestError):
         small_tokenizer.encode_runs([("x" * 600 + "\ud800", False)])
+
+
+def test_text_far_beyond_the_limit_is_not_encoded_as_a_whole(
+    small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    encode = small_tokenizer.encode_batch
+
+    def noted(texts: Sequence[str], control: bool = False) -> list[list[int]]:
+        sizes.extend(map(len, texts))
+        return encode(texts, control)
+
+    monkeypatch.setattr(small_tokenizer, "encode_batch", noted)
+    monkeypatch.setattr(tokenizer_module, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(tokenizer_module, "LONG_CHARACTERS", 400)
+    text = "The sea is wide. " * 100
+    tokens = len(encode([text])[0])
+    most = tokens // 10
+    with pytest.raises(ContextLengthError, match=f"at least {4 * most:,} "):
+        small_tokenizer.encode_runs([("<|im_start|>", True), (text, False)], most)
+    assert max(sizes) == 100 and sum(sizes) < len(text) / 2 + 100
+    assert len(small_tokenizer.encode_runs([(text, False)], tokens)) == tokens

@@ -82,6 +82,7 @@ MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
 # their exact length.
 COUNTED_TIMES = 4
 BATCH_CHARACTERS = 1 << 18
+LONG_CHARACTERS = 4 * BATCH_CHARACTERS
 
 
 class Tokenizer:
@@ -158,6 +159,8 @@ class Tokenizer:
         """
         ids: list[int] = []
         for batch in _batches(runs):
+            if most_tokens is not None:
+                self._refuse_long_texts((text for text, special in batch if not special), most_tokens)
             ordinary = iter(self._encoded.encode([text for text, special in batch if not special], self.encode_batch))
             for text, special in batch:
                 if not special:
@@ -169,6 +172,16 @@ class Tokenizer:
             if most_tokens is not None and len(ids) > COUNTED_TIMES * most_tokens:
                 raise ContextLengthError(len(ids), most_tokens, at_least=True)
         return ids
+
+    def _refuse_long_texts(self, texts: Iterable[str], most_tokens: int) -> None:
+        # A text is encoded as a whole, which takes a hundred bytes of memory per token. Therefore, the tokens of texts
+        # of several batches are first counted piece by piece. At the ends of pieces, the count may differ slightly.
+        for text in texts:
+            count = 0
+            for start in range(0, len(text) if len(text) > LONG_CHARACTERS else 0, BATCH_CHARACTERS):
+                count += len(self.encode(text[start : start + BATCH_CHARACTERS]))
+                if count > COUNTED_TIMES * most_tokens:
+                    raise ContextLengthError(COUNTED_TIMES * most_tokens, most_tokens, at_least=True)
 
     def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:
         """Return the text, by default without control tokens; invalid UTF-8 becomes U+FFFD. Raises

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast
 
 from notso.smollm3 import (
+    ContextLengthError,
     EngineError,
     Event,
     FinishReason,
@@ -97,7 +98,10 @@ def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
     elif len(prompt) and isinstance(prompt[0], int):
         length = len(prompt)
     else:
-        length = engine.count_tokens(cast(Sequence[Message], prompt), options)
+        try:
+            length = engine.estimate(cast(Sequence[Message], prompt), options).prompt_tokens
+        except ContextLengthError:  # far too long to be tokenized
+            length = context
     length = min(length, context)  # the engine trims or rejects longer prompts
     room = max(1, context - length)
     return MaxTokenUse(length, 0 if options.prompt_only else min(submission.params.max_tokens or room, room))
