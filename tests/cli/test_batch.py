@@ -31,6 +31,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import ModelInfo
 from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
+from notso.web.api.shared.batch_line import MAX_LINE_BYTES
 
 Run = Callable[..., Any]
 
@@ -201,7 +202,7 @@ REFUSED = [
     ("[" * 100_000, 400, "invalid_json", None),
     ('{"custom_id": "x", "body": {"messages": [], "temperature": NaN}}', 400, "invalid_json", None),
     (r'{"custom_id": "\ud83d", "method": "POST"}', 400, "invalid_text", None),
-    ("x" * (1 << 20) + "y", 413, "request_too_large", None),
+    ("x" * MAX_LINE_BYTES + "y", 413, "request_too_large", None),
 ]  # fmt: skip
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from notso.web.api.shared.completion import Completion
     from notso.web.edge.errors import ApiError
 
-MAX_LINE_BYTES = 1 << 20
 # OUT may be the wrong file, so at most this much of a line is read before the beginning of the line is checked.
 MAX_BYTES_AT_ONCE = 64 << 20
 _ID_DIGITS = 24
@@ -141,6 +140,8 @@ class BatchOutput:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    from notso.web.api.shared.batch_line import MAX_LINE_BYTES
+
     file = utf8_stream(file)  # some editors write UTF-16 or a byte order mark
     # A line that is too long is yielded as None, and is never held in memory as a whole.
     while piece := file.readline(MAX_LINE_BYTES + 1):
@@ -283,7 +284,7 @@ class BatchRun:
         try:
             entry = _RunningRequest(line, read_request(line), engine.info)
             request = entry.request
-            request.check_prompts(lambda _: engine.count_tokens(request.messages, request.options))
+            request.check_prompt(0, lambda _: engine.count_tokens(request.messages, request.options))
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
             for prompt, params in request.choices:

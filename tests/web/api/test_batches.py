@@ -247,7 +247,7 @@ def test_batch_errors_name_invalid_input_lines(start: Start) -> None:
         entry(7) | {"custom_id": ""},
         [],
     ]
-    content = jsonl(bad) + b"{\n" + b'{"custom_id": "%s"}\n' % (b"x" * (1 << 20))
+    content = jsonl(bad) + b"{\n" + b'{"custom_id": "%s"}\n' % (b"x" * 80)
     batch = ended(server, client, begun(client, content))
     assert batch.status == "failed" and batch.failed_at and batch.output_file_id is None
     assert batch.errors and batch.errors.data

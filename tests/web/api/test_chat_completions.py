@@ -18,6 +18,7 @@ from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Messag
 from notso.web.api.shared import serving
 from notso.web.api.shared.serializer import PING
 from notso.web.app import drain_work as stop_serving
+from notso.web.edge.limits import LARGER_BODIES, MAX_FILE_BYTES, MAX_REQUEST_BYTES
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -402,6 +403,16 @@ def test_shutdown_ends_stream_after_drain_timeout(start: Start) -> None:
     assert "[DONE]" not in found[0] and json.loads(found[0][-1])["error"]["code"] == "shutting_down"
 
 
+def test_large_body_is_not_read_without_a_key(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{}\r\nConnection: close\r\n\r\n"
+    paths = [path for path in LARGER_BODIES if not path.startswith("/engine")]
+    for length in (f"Content-Length: {MAX_FILE_BYTES}", "Transfer-Encoding: chunked"):
+        for path in paths:
+            # The body never comes.
+            assert server.raw(head.format(path, length).encode()).split()[1] in (b"401", b"303"), path
+
+
 def test_v1_errors_are_json(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY)
     server.wait(lambda: server.client.get("/health").status_code == 200)
@@ -415,7 +426,7 @@ def test_v1_errors_are_json(start: Start) -> None:
         (post(url, headers=held, content=b"{}"), 415, "unsupported_media_type"),
         (post(url, headers=held | PLAIN, content=b"{"), 400, "invalid_json"),
         (post(url, headers=held | PLAIN, content=b"[1e999]"), 400, "invalid_json"),
-        (post(url, headers=held | PLAIN, content=b" " * (1 << 20) + b"{}"), 413, "request_too_large"),
+        (post(url, headers=held | PLAIN, content=b" " * MAX_REQUEST_BYTES + b"{}"), 413, "request_too_large"),
         (post(url, headers=held | PLAIN | {"Origin": "http://evil.example"}, content=b"{}"), 403, "cross_site"),
         (server.client.get("/v1/models", headers=held | {"Host": "evil.example"}), 421, "unknown_host"),
         (server.client.get("/v1/models", headers=held | {"X-Long": "x" * 17_000}), 431, "request_too_large"),

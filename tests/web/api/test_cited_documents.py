@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -10,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
-from documents.made import docx, paragraph, text_pdf
+from documents.made import docx, paragraph, pdf, stream, text_operators, text_pdf
 from scripted_engine import ScriptedEngine, say
 
 from notso.documents.citations import QUOTE_FIRST
@@ -21,6 +23,7 @@ from notso.smollm3 import Engine, Event, Message
 from notso.web.api.messages.fields import TextBlock
 from notso.web.api.messages.request import cited_text
 from notso.web.api.shared.given_documents import RequestDocument, RequestDocuments
+from notso.web.edge import limits
 
 Start = Callable[..., Any]
 HERONS = "Herons stand in the reeds.\nThey eat fish and frogs. Storks nest on chimneys."
@@ -219,6 +222,66 @@ def test_openai_client_file_content_is_in_prompt(start: Start) -> None:
     kept = client.responses.input_items.list(first.id).data[0]
     client.responses.create(model="scripted", input="And?", previous_response_id=first.id)
     assert "The second page of ibises" in engine.requests[-1].messages[0].content and PDF not in str(kept)
+
+
+def large_pdf(size: int) -> str:
+    return base64.b64encode(pdf([stream(text_operators(["A page of rails"]) + b" " * size)])).decode()
+
+
+def test_largest_inline_file_is_read_by_every_api(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("So."))
+    server = start(engine).ready()
+    data = large_pdf(limits.MAX_FILE_BYTES - 4096)
+    assert len(data) > limits.MAX_FILE_BYTES * 4 // 3 - 8192
+    openai, anthropic = openai_client(server), anthropic_client(server)
+    file: Any = {"filename": "rails.pdf", "file_data": f"data:application/pdf;base64,{data}"}
+    part: list[Any] = [{"type": "file", "file": file}, {"type": "text", "text": "What is this?"}]
+    openai.chat.completions.create(model="scripted", messages=[{"role": "user", "content": part}])
+    assert "A page of rails" in engine.requests[-1].messages[-1].content
+    item: list[Any] = [{"role": "user", "content": [{"type": "input_file", **file}]}]
+    openai.responses.create(model="scripted", input=item)
+    assert "A page of rails" in engine.requests[-1].messages[-1].content
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    anthropic.messages.create(**ask(documents=[document(source)]))
+    assert "A page of rails" in engine.requests[-1].messages[-1].content
+
+
+@pytest.mark.parametrize("key", [None, "a key"])
+def test_body_does_not_count_while_the_answer_is_generated(
+    start: Start, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    budgets: list[limits.BodyBudget] = []
+
+    class NotedBudget(limits.BodyBudget):
+        def __init__(self) -> None:
+            super().__init__(available=lambda: 1 << 40)
+            budgets.append(self)
+
+    monkeypatch.setattr(limits, "BodyBudget", NotedBudget)
+    stop = threading.Event()
+    engine = ScriptedEngine(lambda messages, thinking: say("So. " * 5000, piece=4), pace_seconds=0.01)
+    server = start(engine).ready()
+    file = {"filename": "rails.pdf", "file_data": large_pdf(1 << 20)}
+    chat = {"messages": [{"role": "user", "content": [{"type": "file", "file": file}]}]}
+    headers = {} if key is None else {"Idempotency-Key": key}
+
+    def post() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            client.post("/v1/chat/completions", json=chat, headers=headers)
+        stop.set()
+
+    with httpx.Client(base_url=server.address, timeout=120) as client:
+        thread = threading.Thread(target=post, daemon=True)
+        thread.start()
+        server.wait(lambda: engine.stats().running)
+        if key is None:
+            server.wait(lambda: budgets[-1].free == limits.MOST_BYTES)
+        else:  # the body is still in memory
+            assert budgets[-1].free < limits.MOST_BYTES
+        assert engine.stats().running and not stop.is_set()
+        for each in server.shared.requests._open:
+            server.on_loop(each.stop)
+        thread.join(60)
 
 
 def test_same_content_under_other_names_is_another_file(start: Start) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.smollm3 import Engine
+from notso.smollm3 import ContextLengthError, Engine
 
 Start = Callable[..., Any]
 TEXTS = ["What is 27 + 48?", "A river in the mountains", "1"]
@@ -97,6 +97,16 @@ def test_embeddings_follow_ollama_formats(served: Any, expected: list[list[float
         "embedding": expected[1]
     }
     assert post(served, "/api/embeddings", model="notso-demo", prompt="") == {"embedding": []}
+
+
+def test_batch_of_a_thousand_texts_is_accepted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    monkeypatch.setattr(engine, "submit", lambda *_: (_ for _ in ()).throw(ContextLengthError(9, 8)))
+    tokens = [[20_000 + number] * 300 for number in range(1000)]  # as many as OpenAI allows
+    for texts in ([f"{number} " * 400 for number in range(1000)], tokens):
+        answer = server.client.post("/v1/embeddings", json={"input": texts})
+        assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text  # from the engine
 
 
 def test_only_ollama_truncates_long_input(served: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, ToolCall, ToolName
+from notso.web.edge.limits import MAX_REQUEST_BYTES
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -365,7 +366,7 @@ def test_errors_use_anthropic_format(start: Start) -> None:
         (post(URL, json=SHORT, headers=held), 400, "invalid_request_error"),
         (post(URL, headers=plain, content=b"{"), 400, "invalid_request_error"),
         (post(URL, headers=held, content=b"{}"), 415, "invalid_request_error"),
-        (post(URL, headers=plain, content=b" " * (1 << 20) + b"{}"), 413, "request_too_large"),
+        (post(URL, headers=plain, content=b" " * MAX_REQUEST_BYTES + b"{}"), 413, "request_too_large"),
         (post(URL, headers=plain | {"Origin": "http://evil.example"}, content=b"{}"), 403, "permission_error"),
         (server.client.get(URL, headers=held), 405, "invalid_request_error"),
         (post(f"{URL}/batches", headers=held), 404, "not_found_error"),

@@ -21,6 +21,7 @@ from notso.web.edge.limits import (
 KIB = 1024
 MOST = 100 * KIB
 SOON = 60.0
+CHUNKED = [(b"transfer-encoding", b"chunked")]
 
 
 def sender(*pieces: bytes, unfinished: bool = False) -> Callable[[], Awaitable[Any]]:
@@ -169,11 +170,34 @@ def test_evicted_body_returns_503_and_releases_budget(monkeypatch: pytest.Monkey
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "path": "/import", "headers": [], "client": ("a", 1), "method": "POST"}
+        scope = {"type": "http", "path": "/import", "headers": CHUNKED, "client": ("a", 1), "method": "POST"}
         await layer(scope, sender(b"x" * (FREE_BYTES + 1), unfinished=True), send)
         headers = dict(sent[0]["headers"])
         assert sent[0]["status"] == 503 and headers[b"retry-after"] == b"5" and headers[b"connection"] == b"close"
         assert layer._budget.free == 0 and not layer._budget._arriving
+
+    asyncio.run(run())
+
+
+def test_body_is_released_before_the_response_starts() -> None:
+    async def run() -> None:
+        free: list[int] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            free.append(layer._budget.free)
+            scope[limits.RELEASE_BODY]()
+            free.append(layer._budget.free)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: Any) -> None:
+            free.append(layer._budget.free)
+
+        layer = RequestLimits(app)
+        layer._budget = BodyBudget(MOST, available=lambda: 1 << 40)
+        scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": CHUNKED, "state": {}}
+        await layer(scope, sender(b"x" * (FREE_BYTES + KIB)), send)
+        assert free == [MOST - KIB, MOST, MOST] and not layer._budget._held
 
     asyncio.run(run())
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
-MOST_WAITING_IMPORTS = 8  # fewer if files are large: BodyBudget (edge/limits.py) admits 64 MiB, or four files of 16 MiB
+MOST_WAITING_IMPORTS = 8  # fewer if files are large: BodyBudget (edge/limits.py) admits 96 MiB, or six files of 16 MiB
 
 
 @dataclass(slots=True)

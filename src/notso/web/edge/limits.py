@@ -9,6 +9,7 @@ import contextlib
 import io
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from fastapi.sse import EventSourceResponse
 from starlette.responses import PlainTextResponse
@@ -59,11 +60,30 @@ class CountedStream(EventSourceResponse):
 
 
 MIB = 1 << 20
-MOST_BYTES = 64 * MIB
-"""Budget for the bodies being received or parsed: four chat imports of maximum size."""
+MAX_BODY_BYTES = MIB
+MAX_FILE_BYTES = 16 * MIB
+MAX_REQUEST_BYTES = 24 * MIB
+"""Limit of API requests: a file of MAX_FILE_BYTES, which Base64 makes a third longer, with 2 MiB of conversation."""
+LARGER_BODIES = {
+    **dict.fromkeys(("/import", "/attachments", "/documents", "/v1/files"), MAX_FILE_BYTES),
+    **dict.fromkeys(
+        (
+            *("/v1/chat/completions", "/chat/completions", "/v1/responses", "/responses", "/v1/messages", "/api/chat"),
+            *("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", "/v1/responses/input_tokens"),
+            *("/v1/messages/count_tokens", "/v1/completions", "/completions", "/completion", "/api/generate"),
+            *("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings"),
+            *(f"/engine/v1/{name}" for name in ("submit", "prepare", "call")),  # whole conversations
+        ),
+        MAX_REQUEST_BYTES,
+    ),
+}
+"""Body limits of paths at which MAX_BODY_BYTES does not apply."""
+
+MOST_BYTES = 4 * MAX_REQUEST_BYTES
+"""Budget for the bodies being received or parsed."""
 
 SMALL_SHARE = 4
-"""The bodies may exceed the budget by 1/SMALL_SHARE in total, the size of one import. Only owners that hold at most
+"""The bodies may exceed the budget by 1/SMALL_SHARE in total, the size of one request. Only owners that hold at most
 this share may use the extra memory."""
 
 COST = 12
@@ -227,21 +247,14 @@ class BodyBudget:
         self._changed = asyncio.Event()
 
 
-MAX_BODY_BYTES = 1024 * 1024
-LARGER_BODIES = {
-    "/import": 16 * 1024 * 1024,
-    "/attachments": 16 * 1024 * 1024,
-    "/documents": 16 * 1024 * 1024,
-    "/v1/files": 16 * 1024 * 1024,
-    **{f"/engine/v1/{name}": 16 * 1024 * 1024 for name in ("submit", "prepare", "call")},  # whole conversations
-}
-"""Body limits of paths at which MAX_BODY_BYTES does not apply."""
 BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024  # including the request line
 PIECE_BYTES = 64 * 1024
 """Bytes of a response per write. The client must read each piece within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
+RELEASE_BODY = "notso.release_body"
+"""ASGI scope entry: function to call when the body is no longer in memory, although the response has not started."""
 RETRY_SECONDS = 5
 """Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be evicted."""
 
@@ -251,7 +264,7 @@ class RequestLimits(HttpMiddleware):
     from the budget (503).
     """
 
-    # Only bytes that have been received count against the budget, until the response starts.
+    # Only bytes that have been received count against the budget, until the response starts or RELEASE_BODY is called.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         super().__init__(app)
@@ -263,11 +276,12 @@ class RequestLimits(HttpMiddleware):
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        limit = _body_limit(scope)
-        if limit > MAX_BODY_BYTES or _claimed_bytes(scope) > FREE_BYTES:
+        limit, claimed = _body_limit(scope), _claimed_bytes(scope)
+        if claimed > FREE_BYTES:
             limit = min(limit, self._budget.largest_body_allowed())
         deadline = asyncio.get_running_loop().time() + self._body_seconds
         arrival = IncomingBody(self._budget, (scope.get("client") or ("",))[0], limit, deadline)
+        scope[RELEASE_BODY] = partial(self._budget.release, arrival)
         started = received = False
 
         async def receive_body() -> Message:
@@ -298,7 +312,7 @@ class RequestLimits(HttpMiddleware):
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
             # A client that is still sending may not notice the response, so the rest of a small body is received and
             # discarded. For a large body, this would take too long, so the connection is closed.
-            if limit > MAX_BODY_BYTES:
+            if claimed > MAX_BODY_BYTES:
                 answer.headers["Connection"] = "close"
         finally:
             self._budget.release(arrival)
@@ -386,8 +400,9 @@ def _body_limit(scope: Scope) -> int:
 
 def _claimed_bytes(scope: Scope) -> int:
     lengths = header_values(scope, b"content-length")
-    # A chunked body does not state its length, so assume that it is larger than FREE_BYTES.
-    return int(lengths[0]) if lengths else (MAX_BODY_BYTES if header_values(scope, b"transfer-encoding") else 0)
+    if lengths:
+        return int(lengths[0])
+    return _body_limit(scope) if header_values(scope, b"transfer-encoding") else 0  # a chunked body states no length
 
 
 def _too_large(limit: int) -> PlainTextResponse:

@@ -20,7 +20,7 @@ from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
 from notso.web.api.request_fields.fields import invalid_field
 from notso.web.api.shared.background import internal_scope, send_internal, wait_if_busy
-from notso.web.api.shared.batch_line import read_line
+from notso.web.api.shared.batch_line import BatchLine, read_line
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
 from notso.web.edge.access import Caller, KeyRing
@@ -28,6 +28,7 @@ from notso.web.edge.access_log import AccessLog
 from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.store.records import StoredBatch, StoredFile
 from notso.web.values.durations import current_ms
+from notso.web.values.json_steps import json_bytes
 from notso.web.values.request_id import HEADER
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -192,8 +193,7 @@ class _Run:
 
     async def _work(self, lines: list[bytes], numbers: Iterable[int]) -> None:
         for number in numbers:
-            entry = read_line(lines[number], (self._body["endpoint"],))
-            body = json.dumps(entry.body).encode()
+            entry, body = await asyncio.to_thread(self._read_request, lines[number])
             async with self._repeating:  # wait while another request is repeated, see below
                 pass
             status, headers, answer = await self._send_request(entry.url, body)
@@ -209,6 +209,10 @@ class _Run:
             if not await self._write(number, lines[number], entry.custom_id, response=response):
                 self._lost = True
                 return
+
+    def _read_request(self, line: bytes) -> tuple[BatchLine, bytes]:
+        entry = read_line(line, (self._body["endpoint"],))
+        return entry, json_bytes(entry.body)
 
     async def _send_request(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         while True:

@@ -53,16 +53,15 @@ class ApiRequest:
         """
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
-    def check_prompts(self, count: Callable[[Prompt], int]) -> None:
+    def check_prompt(self, index: int, count: Callable[[Prompt], int]) -> None:
         """Raise ApiError (400) for a prompt that exceeds `prompt_limit`. `count` returns a prompt's token count."""
-        for index, prompt in enumerate(self.prompts if self.prompt_limit is not None else ()):
-            if (length := count(prompt)) > (self.prompt_limit or 0):
-                name = self.prompt_name(index) if len(self.prompts) > 1 else "the prompt"
-                raise unsupported_field(
-                    "truncate_prompt_tokens",
-                    f"{name} has {length:,} tokens, and prompts are never cut: shorten it, or remove "
-                    "truncate_prompt_tokens",
-                )
+        if self.prompt_limit is not None and (length := count(self.prompts[index])) > self.prompt_limit:
+            name = self.prompt_name(index) if len(self.prompts) > 1 else "the prompt"
+            raise unsupported_field(
+                "truncate_prompt_tokens",
+                f"{name} has {length:,} tokens, and prompts are never cut: shorten it, or remove "
+                "truncate_prompt_tokens",
+            )
 
     def prompt_name(self, index: int) -> str:
         """Return the field of a prompt, with its index if there are several."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from notso.web.api.request_fields.fields import invalid_field, parse_object, unsupported_field
 from notso.web.edge.errors import ApiError
+from notso.web.edge.limits import MAX_REQUEST_BYTES
 
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = MAX_REQUEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)

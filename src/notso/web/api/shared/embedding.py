@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request
 
@@ -46,8 +47,10 @@ async def compute_embeddings(request: Request, api_request: EmbeddingRequest) ->
     """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
     if api_request.truncate:
         async with serving(api_services(request), api_request.model) as model:
-            prompts = await run_prompt_work(request, lambda: _truncate_prompts(api_request.prompts, model.engine))
-        api_request = replace(api_request, prompts=prompts)
+            # One at a time, so that other requests do not wait until all texts are tokenized.
+            truncate = partial(_truncate_prompt, model.engine)
+            prompts = [await run_prompt_work(request, partial(truncate, each)) for each in api_request.prompts]
+        api_request = replace(api_request, prompts=tuple(prompts))
     info, choices = await generate_choices(request, api_request)
     events = list(itertools.chain.from_iterable(choices))
     vectors = [event.embedding for event in events if event.kind == "embedding"]
@@ -59,12 +62,9 @@ async def compute_embeddings(request: Request, api_request: EmbeddingRequest) ->
     return Embeddings(info, vectors, usages)
 
 
-def _truncate_prompts(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
+def _truncate_prompt(engine: ChatEngine, prompt: Prompt) -> Prompt:
     max_tokens = engine.info.context_tokens
     # A token has at least one byte, so a text with at most `max_tokens` bytes always fits.
-    return tuple(
-        tuple(engine.tokenize(prompt)[:max_tokens])
-        if isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens
-        else prompt
-        for prompt in prompts
-    )
+    if isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens:
+        return tuple(engine.tokenize(prompt)[:max_tokens])
+    return prompt

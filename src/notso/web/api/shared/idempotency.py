@@ -35,6 +35,7 @@ from notso.web.api.shared.serving import INCOMPLETE, wait_for_disconnect
 from notso.web.edge.access import KeyRing
 from notso.web.edge.errors import ApiError, api_error_of, is_api
 from notso.web.edge.forms import multipart_boundary
+from notso.web.edge.limits import RELEASE_BODY
 from notso.web.store.records import IdempotentResponse
 from notso.web.values.durations import current_ms
 
@@ -87,6 +88,7 @@ class IdempotencyMiddleware:
         try:
             if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
                 raise invalid_field(HEADER, "Idempotency-Key must be 1 to 255 printable ASCII characters")
+            scope.pop(RELEASE_BODY, None)  # this middleware holds the body until the response ends
             request.state.caller = caller  # so that the body counts against this owner's limit
             message = await receive()
             if message["type"] != "http.request":

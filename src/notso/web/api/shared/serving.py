@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -57,6 +58,7 @@ from notso.web.api.shared.serializer import (
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import caller_of, owner_of
 from notso.web.edge.errors import ApiError
+from notso.web.edge.limits import RELEASE_BODY
 from notso.web.engine.model_names import (
     ModelChoice,
     adapter_id,
@@ -304,6 +306,7 @@ async def respond(
         if isinstance(error, Exception):
             raise _prompt_error(error, api_request) from error
         raise
+    _release_body(request)
     events = sse_events(running, serializer, request.scope)
     response: Response
     with api_errors(api_request.names):
@@ -335,12 +338,19 @@ def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) ->
     return failure
 
 
+def _release_body(request: Request) -> None:
+    # A response that is not streamed starts at its end. Until then, a few large bodies would use up the budget.
+    request._body = b""
+    if (release := request.scope.get(RELEASE_BODY)) is not None:
+        release()
+
+
 async def _check_prompts(request: Request, api_request: ApiRequest, engine: ChatEngine) -> None:
     def count(prompt: Prompt) -> int:
         return max_token_use(engine, Submission(prompt, api_request.params[0], api_request.options)).prompt_tokens
 
-    if api_request.prompt_limit is not None:
-        await run_prompt_work(request, lambda: api_request.check_prompts(count))
+    for index in range(len(api_request.prompts)) if api_request.prompt_limit is not None else ():
+        await run_prompt_work(request, partial(api_request.check_prompt, index, count))
 
 
 def conversation_name(request: Request) -> str | None:
@@ -441,10 +451,11 @@ async def count_prompt_tokens(request: Request, api_request: ApiRequest) -> tupl
     async with serving(services, api_request.model) as model:
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
         with api_errors(api_request.names):
-            count = await run_prompt_work(
-                request, lambda: model.engine.count_tokens(api_request.messages, api_request.options)
+            # Unlike `count_tokens`, `estimate` does not tokenize prompts that far exceed the context.
+            found = await run_prompt_work(
+                request, lambda: model.engine.estimate(api_request.messages, api_request.options)
             )
-    return count, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
+    return found.prompt_tokens, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
 
 async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
