@@ -29,6 +29,21 @@ TEXTS = [
     ("cp1250", "Windows-1250", "Příliš žluťoučký kůň úpěl ďábelské ódy."),
     ("iso8859-2", "ISO-8859-2", "Zażółć gęślą jaźń, ąż ślepy."),
     ("cp1254", "Windows-1254", "Türkçe bir metin dosyası: ğüşiöç İstanbul ışık"),
+    ("koi8-u", "KOI8-U", "Це звичайний український текст, збережений у Блокноті."),
+    ("iso8859-5", "ISO-8859-5", RUSSIAN),
+    ("cp1253", "Windows-1253", "Άνθρωποι και Άλογα, Άρης: αυτό είναι ένα απλό ελληνικό κείμενο."),
+    ("iso8859-7", "ISO-8859-7", "Άνθρωποι και Άλογα, Άρης: αυτό είναι ένα απλό ελληνικό κείμενο."),
+    ("iso8859-6", "ISO-8859-6", "هذا ملف نصي بسيط باللغة العربية، سعره 3 دنانير."),
+    ("cp1257", "Windows-1257", "Tai paprastas tekstas, įrašytas „Užrašinėje“, kainuoja šešis eurus."),
+    ("cp1257", "Windows-1257", "Šis ir vienkāršs teksts, kas saglabāts piezīmju grāmatiņā ar garumzīmēm."),
+    ("iso8859-13", "ISO-8859-13", "Tai paprastas tekstas, įrašytas “Užrašinėje”, kainuoja šešis eurus."),
+    ("cp1258", "Windows-1258", "\u0110ây là môt\u0323 v\u0103n ba\u0309n tiê\u0301ng Viê\u0323t \u0111ơn gia\u0309n."),
+    ("mac-roman", "macintosh", "Générale à été créée – naïve Müller, ça coûte 5 francs"),
+    ("mac-roman", "macintosh", "Die Größe der Füße: schöne Grüße aus Köln"),
+    ("cp850", "IBM850", "Générale à été créée, naïve Müller, ça coûte 5 francs"),
+    ("cp850", "IBM850", "El código de la función está en español: sí, también aquí."),
+    ("cp850", "IBM850", "Die Größe der Füße: schöne Grüße aus Köln"),
+    ("cp852", "IBM852", "Zażółć gęślą jaźń, to jest zwykły tekst."),
     # Western text must not be taken for anything else.
     ("cp1252", "Windows-1252", "Générale à été créée — “smart quotes” naïve Müller, ça coûte 5 €"),
     ("cp1252", "Windows-1252", "É exibido: ações, avaliação, informações"),
@@ -44,7 +59,8 @@ TEXTS = [
     *(("cp1252", "Windows-1252", text) for text in ("ÄÄÖÖ", "ÉÈÊË", "ÀÉÈ", "jäääär", "çà et là")),
 ]
 SIGNS = (
-    "42 U.S.C. §§ 1983|¶ 12|a ¦ b|± 5|€€€|wait ………|“”‘’|1\xa0000\xa0\xa0|·····|•••••|——————|¬p|report¹ and³|£££|¤¤¤¤"
+    "42 U.S.C. §§ 1983|¶ 12|a ¦ b|± 5|€€€|wait ………|“”‘’|1\xa0000\xa0\xa0|·····|•••••|——————|¬p|report¹ and³|£££|¤¤¤¤|"
+    "name¦price¦unit|don´t|see§note|half­way"
 )
 
 
@@ -72,3 +88,33 @@ def test_a_damaged_character_does_not_change_the_encoding() -> None:
 def test_a_null_character_after_the_sample_of_encodings_is_found() -> None:
     with pytest.raises(UnreadableError):
         decode_guessing(b"a" * 40_000 + b"\0")
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "text",
+    [RUSSIAN, JAPANESE, "hello", "a", "Αυτό είναι ένα απλό κείμενο.", "姓名 价格\n张三 简单的文本文件", "بسيط\n"],
+)
+def test_utf_16_without_a_mark_is_recognized(codec: str, text: str) -> None:
+    assert decode_guessing(text.encode(codec)) == (text, codec.upper())
+
+
+def test_iso_2022_jp_is_recognized() -> None:
+    assert decode_guessing(JAPANESE.encode("iso-2022-jp")) == (JAPANESE, "ISO-2022-JP")
+    assert decode_guessing(b"\x1b$ is an escape sequence")[0] == "\x1b$ is an escape sequence"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(range(256)) * 40,
+        b"\1\0\2\0\3\0 \0" * 99,
+        b"\0" * 999,
+        b"\xff\xff \0" * 99,
+        b"one word\0",
+        "Слово\0".encode(),
+    ],
+)
+def test_binary_data_is_not_taken_for_utf_16(data: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        decode_guessing(data)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from email import policy
 from email.errors import MessageError
@@ -12,6 +13,7 @@ from email.message import EmailMessage
 from email.parser import BytesParser
 from itertools import chain, islice
 from typing import Any
+from unicodedata import category, combining
 
 from notso.documents.markup import html_text
 from notso.documents.values import UnreadableError, one_line
@@ -57,6 +59,8 @@ _LABELS = {
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
+MIN_ZEROS = 0.4  # share of bytes in UTF-16 text of Western languages
+MIN_ASCII_SHARE = 0.005  # of characters in UTF-16 text: spaces and line breaks
 # Images in Markdown, notebooks, e-books and other texts: one line, or lines of equal length.
 _KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
@@ -67,9 +71,12 @@ MAX_PARTS = 1_000
 _GUESS_SAMPLE = 1 << 15
 MIN_SCORE = 0.55
 MAX_LETTER_SCORE = 0.8  # approximately
+MIN_MISPLACED = 2  # different signs within words, which are letters in another encoding; one sign may be a separator
 MIN_FREQUENT = 0.85
 MIN_KANA = 0.15
 _FOREIGN = re.compile("[^\0-\x7f]")
+_AFTER_SMALL = re.compile("([a-z])([^\0-\x7f])(?=([a-z]?))")
+_WITHIN_WORDS = frozenset("\xa0\xad·‘’–—…´\u200b")
 # In other scripts, letters form words of their own. In Western text, they are within words of ASCII letters, where two
 # bytes may look like a Chinese character.
 _RUNS = re.compile("([A-Za-z]?)([^\0-\x7f]+)([A-Za-z]?)")
@@ -80,14 +87,20 @@ _MEASURES = re.compile(r"\b[a-zµ]{0,2}[¹²³](?!\w)|[£¥¢±×](?=\W?\d)|(?<!
 _PUNCTUATION = frozenset("\xa0«»‘’‚“”„†•…–—€§©®°·º")
 
 _CYRILLIC = "оеаинтсрвлкмдпуяыьгзбчйхжіїшюцщэфєъёґ"
+_GREEK = "αοιετσνηυρπκμλςωγδόίθχάέήύφξβώζψ"
+_ARABIC = "اليمونرتبةعدسفهكحقجأشصطخىضذزثئغإءظؤآپچژگ"
 # Encoding, name shown to users, and the letters of the language by decreasing frequency.
 _LETTERS = (
     ("cp1251", "Windows-1251", _CYRILLIC),
     ("koi8-r", "KOI8-R", _CYRILLIC),
+    ("koi8-u", "KOI8-U", _CYRILLIC),
     ("cp866", "IBM866", _CYRILLIC),
-    ("cp1253", "Windows-1253", "αοιετσνηυρπκμλςωγδόίθχάέήύφξβώζψ"),
+    ("iso8859-5", "ISO-8859-5", _CYRILLIC),
+    ("cp1253", "Windows-1253", _GREEK),
+    ("iso8859-7", "ISO-8859-7", _GREEK),
     ("cp1255", "Windows-1255", "יוהלאתמרשבנםחדקעפכטגןצסזץףך"),
-    ("cp1256", "Windows-1256", "اليمونرتبةعدسفهكحقجأشصطخىضذزثئغإءظؤآپچژگ"),
+    ("cp1256", "Windows-1256", _ARABIC),
+    ("iso8859-6", "ISO-8859-6", _ARABIC),
     ("cp874", "Windows-874", "านรอกเงม่ยลวดท้ีัคตสบปะิ์ชหแำไขพจุโึ็ถซผณศธษูใภ"),
 )
 # Encoding, name, and the first bytes of frequent characters.
@@ -97,19 +110,27 @@ _FIRST_BYTES = (
     ("big5hkscs", "Big5", frozenset({0xA1, *range(0xA4, 0xC7)})),
     ("cp932", "Shift_JIS", frozenset({0x81, 0x82, 0x83, *range(0x88, 0x99)})),
 )
-# Encoding, name, and the letters of each language besides ASCII.
+# The letters of each language besides ASCII.
+_WESTERN = (
+    *("àâçéèêëîïôœùûüæ", "äöüßé", "áéíóúüñ¿¡ª", "áâãàçéêíóôõúüª", "àèéìòùî", "éëïóöüè", "åäöé", "æøåé"),
+    *("áéíóúýþæöð", "áíóúýæøð", "äåõöüšž"),
+)
+_CENTRAL = ("ąćęłńóśźż", "áčďéěíňóřšťúůýžäôĺľŕ", "áéíóöőúüű", "čćđšž", "ăâîşţ")
+_BALTIC = ("ąčęėįšųūž", "āčēģīķļņšūž", "äåõöüšž")
+# Encoding, name, and languages.
 _LATIN = (
-    (
-        *("cp1252", "Windows-1252"),
-        (
-            *("àâçéèêëîïôœùûüæ", "äöüßé", "áéíóúüñ¿¡ª", "áâãàçéêíóôõúüª", "àèéìòùî", "éëïóöüè", "åäöé", "æøåé"),
-            *("áéíóúýþæöð", "áíóúýæøð"),
-        ),
-    ),
-    ("cp1250", "Windows-1250", ("ąćęłńóśźż", "áčďéěíňóřšťúůýžäôĺľŕ", "áéíóöőúüű", "čćđšž", "ăâîşţ")),
-    ("iso8859-2", "ISO-8859-2", ("ąćęłńóśźż", "áčďéěíňóřšťúůýžäôĺľŕ", "áéíóöőúüű", "čćđšž", "ăâîşţ")),
+    ("cp1252", "Windows-1252", _WESTERN),
+    ("cp1250", "Windows-1250", _CENTRAL),
+    ("iso8859-2", "ISO-8859-2", _CENTRAL),
     ("cp1254", "Windows-1254", ("çğıöşüâîû\u0307",)),
-)  # fmt: skip
+    ("cp1257", "Windows-1257", _BALTIC),
+    ("iso8859-13", "ISO-8859-13", _BALTIC),
+    ("cp1258", "Windows-1258", ("àáâăãèéêìíĩòóôơùúũưýđ\u0300\u0301\u0303\u0309\u0323",)),
+    ("mac-roman", "macintosh", _WESTERN),
+    ("cp850", "IBM850", _WESTERN),
+    ("cp852", "IBM852", _CENTRAL),
+    ("cp437", "IBM437", _WESTERN),
+)
 
 
 def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
@@ -134,14 +155,15 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
+    if b"\x1b$" in data[:_SAMPLE]:  # escape sequences, with which ASCII bytes become Japanese
+        with suppress(UnicodeDecodeError):
+            return _require_text(data.decode("iso2022_jp_ext")), "ISO-2022-JP"
+    if (utf16 := _guess_utf16(data[:_SAMPLE])) is not None:
+        return _require_text(data.decode(utf16, "replace")), utf16.upper()
     try:
         return _require_text(data.decode("utf-8")), ""
     except UnicodeDecodeError:
         pass
-    sample = data[:_SAMPLE]
-    for encoding, zeros, others in (("utf-16-le", sample[1::2], sample[::2]), ("utf-16-be", sample[::2], sample[1::2])):
-        if zeros.count(0) > 0.4 * len(zeros) and others.count(0) < 0.05 * max(1, len(others)):
-            return _require_text(data.decode(encoding, "replace")), encoding.upper()
     text = data.decode("utf-8", "replace")
     if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # a few damaged characters
         return _require_text(text), "UTF-8"
@@ -152,6 +174,30 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
         if codec != "cp1252":
             return _require_text(data.decode(codec, "replace")), name
         return _require_text(data.decode("latin-1")), "ISO-8859-1"
+
+
+def _guess_utf16(sample: bytes) -> str | None:
+    # In UTF-16, spaces and line breaks have a zero byte, which other encodings of text lack. With the wrong byte order,
+    # ASCII characters become others, some of which are unassigned.
+    zeros = sample.count(0)
+    if not zeros or (zeros < MIN_ZEROS * len(sample) and _is_utf8_text(sample.replace(b"\0", b""))):
+        return None
+    found = []
+    for encoding in ("utf-16-le", "utf-16-be"):
+        text = sample[: len(sample) // 2 * 2].decode(encoding, "replace")
+        unfit = text.count("\ufffd") + sum(category(each) in ("Cn", "Co", "Cs") for each in text)
+        in_ascii = len(text.encode("ascii", "ignore"))
+        if unfit <= MAX_UNTEXTUAL_SHARE * len(text) and in_ascii > MIN_ASCII_SHARE * len(text):
+            found.append((in_ascii, encoding))
+    return max(found)[1] if found else None
+
+
+def _is_utf8_text(sample: bytes) -> bool:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(sample)  # the sample may end within a character
+    except UnicodeDecodeError:
+        return False
+    return len(_UNTEXTUAL.findall(text)) <= MAX_UNTEXTUAL_SHARE * len(text)
 
 
 def _decode(data: bytes, label: str) -> str:
@@ -241,11 +287,10 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     sample = data[start : start + _GUESS_SAMPLE]
     western = _decoded(sample, "cp1252")
     if western and not any(map(str.isalpha, _FOREIGN.findall(western))):
-        return _LATIN[0][:2]  # signs, which occur in any text: §§, €, “”
-    shares = [
-        (max(_share(_decoded(sample, codec), letters) for letters in languages), codec, name)
-        for codec, name, languages in _LATIN
-    ]
+        misplaced = {sign for sign, marked in zip(western, _mark_misplaced(western), strict=True) if sign != marked}
+        if len(misplaced) < MIN_MISPLACED:
+            return _LATIN[0][:2]  # signs, which occur in any text: §§, €, “”
+    shares = [(_largest_share(_decoded(sample, codec), languages), codec, name) for codec, name, languages in _LATIN]
     if shares[0][0] == 1:
         return _LATIN[0][:2]  # letters of one Western language, such as lists of its letters
     for codec, name in (("euc_jp", "EUC-JP"), ("cp932", "Shift_JIS")):
@@ -281,9 +326,22 @@ def _words(data: bytes, codec: str) -> str:
     return text if in_words >= max(1, MIN_IN_WORDS * letters) and beside_latin <= MAX_BESIDE_LATIN * letters else ""
 
 
-def _share(text: str, letters: Collection[str]) -> float:
-    foreign = _FOREIGN.findall(_MEASURES.sub("", text.lower()))
-    return (1 + sum(each in letters or each in _PUNCTUATION for each in foreign)) / (1 + len(foreign)) if text else 0
+def _mark_misplaced(text: str) -> str:
+    # Replaces capital letters after small letters, and signs between small letters, by U+FFFD.
+    def mark(found: re.Match[str]) -> str:
+        before, each, after = found.groups()
+        is_sign = (not each.isalpha() or each in "ªº") and not combining(each) and each not in _WITHIN_WORDS
+        return f"{before}\ufffd" if each.isupper() or (is_sign and after) else found[0]
+
+    return _AFTER_SMALL.sub(mark, text)
+
+
+def _largest_share(text: str, languages: Iterable[Collection[str]]) -> float:
+    # Returns the largest share of a language's letters in the characters outside ASCII.
+    foreign = Counter(_FOREIGN.findall(_MEASURES.sub("", _mark_misplaced(text).lower())))
+    signs = sum(count for each, count in foreign.items() if each in _PUNCTUATION)
+    found = max(sum(foreign[each] for each in letters) for letters in languages)
+    return (1 + signs + found) / (1 + foreign.total()) if text else 0
 
 
 def _letter_score(data: bytes, codec: str, letters: str) -> float:
@@ -294,6 +352,8 @@ def _letter_score(data: bytes, codec: str, letters: str) -> float:
     weights = {letter: 1 - at / len(letters) for at, letter in enumerate(letters)}
     foreign = [each for each in _FOREIGN.findall(text.lower()) if each not in _PUNCTUATION]
     likelihood = 0.8 if letters[0] != letters[0].upper() and all(map(str.isupper, words)) else 1  # capital letters only
+    # In Windows-1253, Ά is the byte that ISO-8859-7 reads as ’.
+    foreign += [word[0] for word in words if word[0] == "’" and len(word) > 1]
     return likelihood * sum(weights.get(each, -0.5) for each in foreign) / len(foreign) if foreign else 0
 
 
