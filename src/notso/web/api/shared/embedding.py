@@ -47,9 +47,12 @@ async def compute_embeddings(request: Request, api_request: EmbeddingRequest) ->
     """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
     if api_request.truncate:
         async with serving(api_services(request), api_request.model) as model:
-            # One at a time, so that other requests do not wait until all texts are tokenized.
-            truncate = partial(_truncate_prompt, model.engine)
-            prompts = [await run_prompt_work(request, partial(truncate, each)) for each in api_request.prompts]
+            prompts = list(api_request.prompts)
+            for at, prompt in enumerate(prompts):
+                # Long texts are tokenized one at a time, so that other requests need not wait for all of them. A token
+                # has at least one byte, and a character at most four, so short texts always fit.
+                if isinstance(prompt, str) and 4 * len(prompt) > model.info.context_tokens:
+                    prompts[at] = await run_prompt_work(request, partial(_truncate, prompt, model.engine))
         api_request = replace(api_request, prompts=tuple(prompts))
     info, choices = await generate_choices(request, api_request)
     events = list(itertools.chain.from_iterable(choices))
@@ -62,9 +65,8 @@ async def compute_embeddings(request: Request, api_request: EmbeddingRequest) ->
     return Embeddings(info, vectors, usages)
 
 
-def _truncate_prompt(engine: ChatEngine, prompt: Prompt) -> Prompt:
+def _truncate(text: str, engine: ChatEngine) -> Prompt:
     max_tokens = engine.info.context_tokens
-    # A token has at least one byte, so a text with at most `max_tokens` bytes always fits.
-    if isinstance(prompt, str) and len(prompt.encode(errors="replace")) > max_tokens:
-        return tuple(engine.tokenize(prompt)[:max_tokens])
-    return prompt
+    if len(text.encode(errors="replace")) <= max_tokens:
+        return text
+    return tuple(engine.tokenize(text)[:max_tokens])
