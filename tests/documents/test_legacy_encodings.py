@@ -29,6 +29,7 @@ TEXTS = [
     ("cp1250", "Windows-1250", "Příliš žluťoučký kůň úpěl ďábelské ódy."),
     ("iso8859-2", "ISO-8859-2", "Zażółć gęślą jaźń, ąż ślepy."),
     ("cp1254", "Windows-1254", "Türkçe bir metin dosyası: ğüşiöç İstanbul ışık"),
+    ("cp1251", "Windows-1251", "Об’єкт, п’ять, ім’я, з’їзд, об’єм"),
     ("koi8-u", "KOI8-U", "Це звичайний український текст, збережений у Блокноті."),
     ("iso8859-5", "ISO-8859-5", RUSSIAN),
     ("cp1253", "Windows-1253", "Άνθρωποι και Άλογα, Άρης: αυτό είναι ένα απλό ελληνικό κείμενο."),
@@ -44,7 +45,11 @@ TEXTS = [
     ("cp850", "IBM850", "El código de la función está en español: sí, también aquí."),
     ("cp850", "IBM850", "Die Größe der Füße: schöne Grüße aus Köln"),
     ("cp852", "IBM852", "Zażółć gęślą jaźń, to jest zwykły tekst."),
+    ("cp1253", "Windows-1253", "ΣΦΆΛΜΑ: ο φάκελος ΤΡΑΠΈΖΙ ΦΆΚΕΛΟΣ δεν ήταν στον δίσκο"),
     # Western text must not be taken for anything else.
+    ("cp1252", "Windows-1252", "Bücher, Käse, Öl, für, schön. " * 20 + "Fjallabyggð"),
+    ("cp1252", "Windows-1252", "problème, très, forêt, élève. " * 5 + "São Domingos"),
+    ("cp1252", "Windows-1252", "LesOptionsSontÉgalement"),
     ("cp1252", "Windows-1252", "Générale à été créée — “smart quotes” naïve Müller, ça coûte 5 €"),
     ("cp1252", "Windows-1252", "É exibido: ações, avaliação, informações"),
     ("cp1252", "Windows-1252", "They don’t, it’s “theirs” … 20°C and 30°C"),
@@ -60,7 +65,7 @@ TEXTS = [
 ]
 SIGNS = (
     "42 U.S.C. §§ 1983|¶ 12|a ¦ b|± 5|€€€|wait ………|“”‘’|1\xa0000\xa0\xa0|·····|•••••|——————|¬p|report¹ and³|£££|¤¤¤¤|"
-    "name¦price¦unit|don´t|see§note|half­way"
+    "name¦price¦unit|row¦see§note¬end|don´t|see§note|half­way"
 )
 
 
@@ -102,6 +107,7 @@ def test_utf_16_without_a_mark_is_recognized(codec: str, text: str) -> None:
 def test_iso_2022_jp_is_recognized() -> None:
     assert decode_guessing(JAPANESE.encode("iso-2022-jp")) == (JAPANESE, "ISO-2022-JP")
     assert decode_guessing(b"\x1b$ is an escape sequence")[0] == "\x1b$ is an escape sequence"
+    assert decode_guessing("\x1b[1mcafé \x1b$0 x".encode())[0] == "\x1b[1mcafé \x1b$0 x"
 
 
 @pytest.mark.parametrize(

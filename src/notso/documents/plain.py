@@ -76,7 +76,8 @@ MIN_FREQUENT = 0.85
 MIN_KANA = 0.15
 _FOREIGN = re.compile("[^\0-\x7f]")
 _AFTER_SMALL = re.compile("([a-z])([^\0-\x7f])(?=([a-z]?))")
-_WITHIN_WORDS = frozenset("\xa0\xad·‘’–—…´\u200b")
+_WITHIN_WORDS = frozenset("\xa0\xad·‘’–—´¦¬\u200b")
+_APOSTROPHE = re.compile(r"(?<![a-zα-ώ])’(?=[Ά-ώ])")  # Ά, which is the same byte in Windows-1253
 # In other scripts, letters form words of their own. In Western text, they are within words of ASCII letters, where two
 # bytes may look like a Chinese character.
 _RUNS = re.compile("([A-Za-z]?)([^\0-\x7f]+)([A-Za-z]?)")
@@ -131,6 +132,8 @@ _LATIN = (
     ("cp852", "IBM852", _CENTRAL),
     ("cp437", "IBM437", _WESTERN),
 )
+# Vietnamese and Baltic languages have letters of many Western ones, which a list of names may contain together.
+_DOUBTS = {"cp1257": 0.015, "iso8859-13": 0.015, "cp1258": 0.15}
 
 
 def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
@@ -155,7 +158,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
-    if b"\x1b$" in data[:_SAMPLE]:  # escape sequences, with which ASCII bytes become Japanese
+    if b"\x1b$" in data[:_SAMPLE] and data.isascii():  # escape sequences, with which ASCII bytes become Japanese
         with suppress(UnicodeDecodeError):
             return _require_text(data.decode("iso2022_jp_ext")), "ISO-2022-JP"
     if (utf16 := _guess_utf16(data[:_SAMPLE])) is not None:
@@ -304,7 +307,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     score, codec, name = max(scores, key=lambda each: each[0])
     if score >= MIN_SCORE:
         return codec, name
-    share, codec, name = max(shares, key=lambda each: each[0])  # the first one of equals
+    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # the first one of equals
     return (codec, name) if share >= MIN_SCORE else _LATIN[0][:2]
 
 
@@ -352,8 +355,7 @@ def _letter_score(data: bytes, codec: str, letters: str) -> float:
     weights = {letter: 1 - at / len(letters) for at, letter in enumerate(letters)}
     foreign = [each for each in _FOREIGN.findall(text.lower()) if each not in _PUNCTUATION]
     likelihood = 0.8 if letters[0] != letters[0].upper() and all(map(str.isupper, words)) else 1  # capital letters only
-    # In Windows-1253, Ά is the byte that ISO-8859-7 reads as ’.
-    foreign += [word[0] for word in words if word[0] == "’" and len(word) > 1]
+    foreign += _APOSTROPHE.findall(text)
     return likelihood * sum(weights.get(each, -0.5) for each in foreign) / len(foreign) if foreign else 0
 
 
