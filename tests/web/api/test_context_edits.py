@@ -9,7 +9,7 @@ import anthropic
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.smollm3 import Message
+from notso.smollm3 import ContextLengthError, Message
 from notso.web.api.messages.fields import CLEARED, apply_edits
 from notso.web.api.messages.request import parse_message_request
 
@@ -208,3 +208,18 @@ def test_results_of_empty_and_repeated_ids_are_not_cleared() -> None:
     assert [each["cleared_tool_uses"] for each in applied] == [1]
     results = [each for each in after if each.role == "tool"]
     assert [each.tool_call_id for each in results if each.content != "result " * 99] == ["one"]
+
+
+def test_only_large_prompts_far_beyond_the_context_are_not_counted(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    monkeypatch.setattr(engine, "estimate", lambda *_: (_ for _ in ()).throw(ContextLengthError(9, 8, at_least=True)))
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    for words, status in ((100_000, 200), (900_000, 400)):
+        turns = [*conversation(), *({"role": "user", "content": "word " * 100_000},) * (words // 100_000)]
+        body = {"messages": turns, "tools": TOOLS, "context_management": edits}
+        answer = server.client.post(f"{URL}/count_tokens", json=body)
+        assert answer.status_code == status, answer.text
+        assert status == 400 or answer.json()["input_tokens"] > words

@@ -89,6 +89,19 @@ class Submissions:
             yield generation
 
 
+LARGE_PROMPT = 4 << 20
+"""Characters, including those of tools and Python's syntax."""
+
+
+def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:
+    """Return a prompt's token count. Raises ContextLengthError if it is large and far exceeds the context. Blocks."""
+    # `estimate` does not tokenize such prompts, which takes up to 36 bytes of memory per character, but waits until the
+    # engine has completed a step, which would delay each small request of an owner with a quota.
+    if len(repr((messages, options.tools))) <= LARGE_PROMPT:
+        return engine.count_tokens(messages, options)
+    return engine.estimate(messages, options).prompt_tokens
+
+
 def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
     """Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
@@ -99,7 +112,7 @@ def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
         length = len(prompt)
     else:
         try:
-            length = engine.estimate(cast(Sequence[Message], prompt), options).prompt_tokens
+            length = count_prompt(engine, cast(Sequence[Message], prompt), options)
         except ContextLengthError:  # far too long to be tokenized
             length = context
     length = min(length, context)  # the engine trims or rejects longer prompts

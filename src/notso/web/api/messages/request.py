@@ -80,6 +80,7 @@ from notso.web.api.shared.given_documents import (
 )
 from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
+from notso.web.engine.running import count_prompt
 
 PINNED_TTL = "1h"
 """`ttl` of cache breakpoints that keep the preceding part of the prompt on disk."""
@@ -219,11 +220,11 @@ class MessageRequest(ApiRequest):
     documents: RequestDocuments = field(default_factory=RequestDocuments)
 
     def apply_edits(self, engine: ChatEngine) -> MessageRequest:
-        """Apply the context edits. Raises the errors of `count_tokens`."""
+        """Apply the context edits. Raises the errors of `count_prompt`."""
         if self.management is None or not self.management.edits:
             return self
         messages, applied = apply_edits(
-            self.messages, self.management, lambda messages: engine.count_tokens(messages, self.options)
+            self.messages, self.management, lambda messages: count_prompt(engine, messages, self.options)
         )
         return replace(self, prompts=(messages,), applied=applied)
 

@@ -68,7 +68,7 @@ from notso.web.engine.model_names import (
     reported_model_info,
 )
 from notso.web.engine.port import ChatEngine
-from notso.web.engine.running import RunningRequest, Submission, Submissions, max_token_use
+from notso.web.engine.running import RunningRequest, Submission, Submissions, count_prompt, max_token_use
 
 T = TypeVar("T")
 F = TypeVar("F", bound=BaseModel)
@@ -451,11 +451,10 @@ async def count_prompt_tokens(request: Request, api_request: ApiRequest) -> tupl
     async with serving(services, api_request.model) as model:
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
         with api_errors(api_request.names):
-            # Unlike `count_tokens`, `estimate` does not tokenize prompts that far exceed the context.
-            found = await run_prompt_work(
-                request, lambda: model.engine.estimate(api_request.messages, api_request.options)
+            count = await run_prompt_work(
+                request, lambda: count_prompt(model.engine, api_request.messages, api_request.options)
             )
-    return found.prompt_tokens, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
+    return count, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
 
 async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
