@@ -543,6 +543,20 @@ def test_calls_on_a_reused_connection_are_sent_once(false: tuple[FalseEngine, Re
     assert (engine.calls, len(used)) == (3, 1)
 
 
+def test_text_outside_ascii_is_sent_in_utf_8(false: tuple[FalseEngine, RemoteSource]) -> None:
+    engine, source = false
+    remote, sizes = source(), list[int]()
+
+    def noted(handler: Any) -> bool:
+        sizes.append(int(handler.headers["Content-Length"]))
+        return True
+
+    engine.at_call = noted
+    for text in ("x" * 9000, "語" * 3000, "\ud83d"):  # the engine returns an error about a lone surrogate
+        remote.estimate((Message("user", text),))
+    assert sizes[0] == sizes[1] > sizes[2]
+
+
 def test_a_slow_call_on_a_reused_connection_is_sent_once(
     false: tuple[FalseEngine, RemoteSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from notso.smollm3 import (
 )
 from notso.web.engine.remote.wire_values import error_from_wire, from_wire
 from notso.web.values.errors import EngineUnavailableError
+from notso.web.values.json_steps import json_bytes
 
 T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 
@@ -196,7 +197,7 @@ class EngineLink:
 
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
         """Call a method of the engine API. Raises the engine's error, or EngineError."""
-        data = json.dumps(body).encode()
+        data = _encode(body)
         connection, is_fresh = self._acquire_connection()
         try:
             try:
@@ -457,6 +458,14 @@ _CARRIED = {
     "error": ("error",),
     "end": ("finish_reason",),
 }
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        # Other threads can run in between, and text outside ASCII keeps its size, which the engine limits.
+        return json_bytes(body, allow_nan=True)
+    except UnicodeEncodeError:  # a lone surrogate, about which the engine returns an error
+        return json.dumps(body).encode()
 
 
 def _parse_object(text: bytes) -> dict[str, Any]:
