@@ -128,12 +128,14 @@ class BackgroundResponses:
 
     async def persist(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
         """Store a running response with its tokens until it ends."""
+        resumed = resumed_response(request)
+        has_read = resumed is not None and await _has_read_events(resumed)
+        body = await asyncio.to_thread(decode_text, await request.body())
         self._own_ids.add(response_id)
         stream.is_continued = lambda: self._is_continued(stream)
-        if (resumed := resumed_response(request)) is not None:
-            stream.is_read = _has_read_events(resumed)
-        else:
-            body, caller = decode_text(await request.body()), json.dumps(astuple(caller_of(request)))
+        stream.is_read = stream.is_read or has_read
+        if resumed is None:
+            caller = json.dumps(astuple(caller_of(request)))
             headers = {name: request.headers[name] for name in STORED_HEADERS if name in request.headers}
             unfinished = UnfinishedResponse(
                 response_id,
@@ -221,7 +223,7 @@ class BackgroundResponses:
         if unfinished.has_used_all_tries:
             return await self._fail(unfinished, "the server stopped several times during this response")
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
-        if error.get("param") == "replay" and not _has_read_events(unfinished):
+        if error.get("param") == "replay" and not await _has_read_events(unfinished):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. The
             # response can start again, because no events of it have been sent.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
@@ -235,8 +237,9 @@ class BackgroundResponses:
     ) -> tuple[int, Mapping[str, Any]]:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
+        body = await asyncio.to_thread(unfinished.body.encode)
         while True:
-            status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, unfinished.body.encode())
+            status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, body)
             if not await wait_if_busy(status, headers):
                 return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
@@ -285,8 +288,9 @@ def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -
     return replace(submission, options=replace(submission.options, replay=replay))
 
 
-def _has_read_events(unfinished: UnfinishedResponse) -> bool:
-    return bool(json.loads(unfinished.body).get("stream") or json.loads(unfinished.progress or "{}").get("is_read"))
+async def _has_read_events(unfinished: UnfinishedResponse) -> bool:
+    body = await asyncio.to_thread(json.loads, unfinished.body)  # may have megabytes
+    return bool(body.get("stream") or json.loads(unfinished.progress or "{}").get("is_read"))
 
 
 def resumed_response(request: Request) -> UnfinishedResponse | None:
