@@ -3,6 +3,7 @@ any."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -198,3 +199,17 @@ def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert background.created_ms(first) == 1_000
     left = UnfinishedResponse("r", "a", "{}", "[]", 7, 500)
     assert background.created_ms(Request({"type": "http", background.UNFINISHED: left})) == 500
+
+
+def test_stored_request_is_decoded_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, threads = json.loads, list[threading.Thread]()
+
+    def noted(text: str) -> Any:
+        threads.append(threading.current_thread())
+        return loads(text)
+
+    monkeypatch.setattr(json, "loads", noted)
+    for body, is_read in (('{"input": "Hello"}', False), ('{"stream": true}', True)):
+        unfinished = UnfinishedResponse("resp_1", "local", body, "[]", 3, 1000, path="/v1/responses")
+        assert asyncio.run(background._has_read_events(unfinished)) is is_read
+    assert threads[0] is not threading.current_thread()
