@@ -164,6 +164,21 @@ def test_failure_while_removing_a_sequence_ends_all_generations(small: Path, mon
         assert generation.wait(1 << 30, timeout_s=60)
 
 
+def test_failed_block_copy_leaves_no_wrong_content_in_the_cache(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second prompt begins like the first one, so the start of the cached block is copied."""
+    first, second = list(range(1, 101)), [*range(1, 61), *[200] * 20]
+    with load(small) as engine:
+        expected = engine.continue_text(second, params=GREEDY).text
+        engine.clear_cache()
+        engine.continue_text(first, params=GREEDY)
+        monkeypatch.setattr(engine._runner.cache, "copy_block", lambda _: 1 / 0)
+        with pytest.raises(EngineError):
+            engine.continue_text(second, params=GREEDY)
+        monkeypatch.undo()
+        engine._core.call(lambda: engine._pool.evict_one(lambda _: True))  # the source of the copy
+        assert engine.continue_text(second, params=GREEDY).text == expected
+
+
 def test_finished_generation_does_not_keep_the_cache_alive(small: Path) -> None:
     """A chat keeps its answers, but the cache of a closed engine is freed."""
     engine = load(small)

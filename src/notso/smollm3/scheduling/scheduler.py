@@ -105,7 +105,7 @@ class Scheduler:
         sequence = chunk.sequence
         if sequence.batch_index is None:  # removed or preempted
             return
-        sequence.started = True
+        sequence.started, sequence.awaits_move = True, False
         self.pool.close_windows(sequence.blocks, chunk.start, chunk.count)
         sequence.computed = chunk.start + chunk.count + accepted
         while (len(sequence.hashes) + 1) * BLOCK_TOKENS <= sequence.computed:
@@ -199,7 +199,8 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         full = len(sequence.hashes)
-        if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
+        # After a failed step, a partial block may lack its content, so it is not registered before a chunk has used it.
+        if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS and not sequence.awaits_move:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
             self._register(sequence, full, sequence.next_parent, partial)
         # Blocks are evicted in the order in which they are freed, so the first ones, which more prompts share, are
@@ -209,7 +210,7 @@ class Scheduler:
         if sequence.batch_index is not None:
             self._free_indices.append(sequence.batch_index)
         sequence.blocks, sequence.hashes, sequence.batch_index, sequence.computed = [], [], None, 0
-        sequence.drafts = []
+        sequence.drafts, sequence.awaits_move = [], False
         self.running.remove(sequence)
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
@@ -310,7 +311,8 @@ class Scheduler:
         on_disk = common_length(stored, piece)
         if max(common, on_disk) == 0:
             return
-        if common >= on_disk and self.pool.claim(source, common):
+        is_claimed = common >= on_disk and self.pool.claim(source, common)
+        if is_claimed:
             block = source
         elif common >= on_disk:
             copied = self._plan_copy(source, plan)
@@ -322,6 +324,7 @@ class Scheduler:
         else:
             common, block = on_disk, self.pool.allocate()
             self._plan_load(BlockLoad(sequence, block, sequence.next_parent, is_partial=True), plan)
+        sequence.awaits_move = not is_claimed
         sequence.add_cached_block(block, common)
 
     def _plan_load(self, load: BlockLoad, plan: Plan) -> None:

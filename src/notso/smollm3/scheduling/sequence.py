@@ -38,6 +38,8 @@ class Sequence:
     starvation_count: int = 0  # later arrivals that were admitted first (see MAX_STARVATION)
     cached: int = 0
     started: bool = False  # a chunk has been computed
+    # The partial block at the end is copied or loaded by the plan's moves, which may fail.
+    awaits_move: bool = False
     # Preempted after it started. `cached` then stays unchanged, because blocks found later may be its own.
     returned: bool = False
     is_evicted: bool = False  # the conversation or reading was evicted, so no further blocks are registered
