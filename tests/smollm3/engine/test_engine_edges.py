@@ -23,6 +23,8 @@ from notso.smollm3 import Engine, EngineError, Event, InvalidRequestError, Messa
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine import engine_core
 from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
+from notso.smollm3.kv import offload
+from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.scheduling.block_pool import BlockPool
@@ -412,6 +414,54 @@ def test_failed_block_restore_is_a_cache_miss(small: Path, tmp_path: Path, kv: s
         offload._cache.load_block = broken  # type: ignore[method-assign, assignment]
         assert said(engine.generate(ids, GREEDY)) == expected
         assert said(engine.generate(ids, GREEDY)) == expected
+
+
+def test_blocks_load_without_new_threads(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = random.Random(2).choices(range(300), k=350)
+    with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
+        expected = said(engine.generate(ids, GREEDY))
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
+        monkeypatch.setattr(offload, "usable_processors", lambda: 4)
+        monkeypatch.setattr(offload.ThreadPoolExecutor, "submit", no_thread)
+        events = list(engine.generate(ids, GREEDY))
+        usage = events[-2].usage
+        assert said(iter(events)) == expected
+        assert usage is not None and usage.cached_tokens > 256
+
+
+@pytest.mark.parametrize("failing", ["offer", "read_block"])
+def test_failure_of_the_disk_cache_does_not_fail_answers(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
+        kv_offload = engine._core._offload
+        assert kv_offload is not None
+        monkeypatch.setattr(kv_offload if failing == "offer" else engine._runner.cache, failing, fail)
+        for number in range(3):
+            assert (
+                reason(engine.submit([*range(200), number], SamplingParams(max_tokens=20, ignore_eos=True))) == "length"
+            )
+        engine._core.call(lambda: None)
+        assert engine.stats().kv_blocks_used == 0
+
+
+def test_writer_of_blocks_starts_once_a_thread_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        files = DiskStore(tmp_path, b"version", 8, 1 << 20)
+    assert not files.is_writing and not files.has(b"hash")
+    assert files.is_writing
+    files.close()
 
 
 def said(events: Iterator[Event]) -> list[Event]:

@@ -308,8 +308,12 @@ class DiskStore:
     def _start_writer(self) -> None:
         with self._wake:
             if self._folder.is_writer and self._writer is None and self._problem is None and not self._closing:
-                self._writer = threading.Thread(target=self._write_all, name="notso-block-files", daemon=True)
-                self._writer.start()
+                writer = threading.Thread(target=self._write_all, name="notso-block-files", daemon=True)
+                try:
+                    writer.start()
+                except RuntimeError:  # no thread is available; `_refresh_folder` tries again
+                    return
+                self._writer = writer
 
     def _is_alive(self) -> bool:
         return self._writer is not None and self._writer.is_alive()

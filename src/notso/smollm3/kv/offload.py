@@ -140,14 +140,18 @@ class KVOffload:
         threads = min(MOST_READERS, usable_processors(), len(loads))
         if threads < 2:
             return [self._load_or_mark_missing(load) for load in loads]
-        with ThreadPoolExecutor(threads, thread_name_prefix="notso-kv-offload") as readers:
-            results = [
-                None if self._has_window(load) else readers.submit(self._load_or_mark_missing, load) for load in loads
-            ]
-            return [
-                self._load_or_mark_missing(load) if result is None else result.result()
-                for load, result in zip(loads, results, strict=True)
-            ]
+        try:
+            with ThreadPoolExecutor(threads, thread_name_prefix="notso-kv-offload") as readers:
+                results = [
+                    None if self._has_window(load) else readers.submit(self._load_or_mark_missing, load)
+                    for load in loads
+                ]
+                return [
+                    self._load_or_mark_missing(load) if result is None else result.result()
+                    for load, result in zip(loads, results, strict=True)
+                ]
+        except RuntimeError:  # a thread could not be started; those that were started have ended
+            return [self._load_or_mark_missing(load) for load in loads]
 
     def _has_window(self, load: BlockLoad) -> bool:
         # Windows are loaded on the engine thread, because only this thread may access the map of windows.
@@ -244,8 +248,11 @@ class KVOffload:
         offer = next(iter(self._offers.values()))
         is_reused = self._pool.find(offer.parent_hash, offer.tokens) != offer.block
         is_evicted = not self._pool.conversations(offer.block)
-        if not (is_reused or is_evicted or self._queue_offer(offer)):
-            return False
+        try:
+            if not (is_reused or is_evicted or self._queue_offer(offer)):
+                return False
+        except MemoryError:  # running answers need no disk cache
+            _log.warning("a block was not written to the disk cache, because memory is short")
         del self._offers[offer.block]
         return True
 
