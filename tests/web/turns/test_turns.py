@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from scripted_engine import ScriptedEngine, say
 
@@ -203,6 +205,37 @@ def test_stop_cancels_a_queued_turn(start: Start) -> None:
     engine.gate.set()
     assert server.finished(running).state == "done"
     assert len(engine.requests) == 1, "the stopped message never reached the engine"
+
+
+@pytest.mark.parametrize("action", ["delete", "clear", "archive", "stop"])
+def test_turn_about_to_start_can_be_stopped(start: Start, monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    """The question is stored, and the turn waits for its tools. `stop`: requested at another replica."""
+    engine = ScriptedEngine(script())
+    server = start(engine).ready()
+    first = server.ask("zero")
+    server.finished(first)
+    is_waiting, go = threading.Event(), asyncio.Event()
+
+    async def ready(*_: object) -> None:
+        is_waiting.set()
+        await go.wait()
+
+    monkeypatch.setattr(server.chat.toolbox, "ready", ready)
+    url, fields = f"/chats/{first.chat_id}", {"text": "one", "key": new_id()}
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(httpx.post, f"{server.address}{url}/messages", data=fields, timeout=60)
+        assert is_waiting.wait(60)
+        if action == "stop":
+            body = {"method": "stop", "arguments": [server.last(first.chat_id).generation_id]}
+            server.on_loop(lambda: server.chat.relay._perform(body))
+        elif action == "archive":
+            server.client.post("/archive", data={"action": "delete", f"chat-{first.chat_id}": "on"})
+        else:
+            server.client.post(f"{url}/{action}")
+        server.on_loop(go.set)
+        sending.result(60)
+    server.on_loop(server.chat.turns.wait_for_all)
+    assert len(engine.requests) == 1, "the stopped turn never reached the engine"
 
 
 def test_second_question_during_an_answer_returns_409(start: Start) -> None:

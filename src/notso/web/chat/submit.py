@@ -462,8 +462,10 @@ async def _store_and_start(
     parts: tuple[DocumentPart, ...] = (),
 ) -> Submitted:
     _check_admission(services)  # again, because the state may have changed in the meantime
-    with services.turns.expecting(assistant_message.generation_id or ""):
+    generation_id, chat_id = assistant_message.generation_id or "", assistant_message.chat_id
+    with services.turns.expecting(generation_id, owner, chat_id) as expected:
         accepted = _require_accepted(await _store_once_unlocked(services, owner, store))
+        expected.is_stored = True
         if accepted.repeated:
             running.close()
         else:
@@ -494,7 +496,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
         return
     request_id.set(orphan.generation_id)  # for log records; the id of the original request is not stored
     pauses = chain(RESUME_RETRY_SECONDS, repeat(RESUME_RETRY_SECONDS[-1]))
-    with turns.expecting(orphan.generation_id):
+    with turns.expecting(orphan.generation_id, orphan.owner, orphan.chat_id, is_stored=True):
         while not services.shared.stopping:
             try:
                 return await _try_resume(services, orphan)

@@ -101,10 +101,10 @@ class TurnRelay:
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_local_chat(more[0], name)
+        elif method == "stop" and name in self._turns.known:  # also a turn that is about to start
+            self._turns.stop(name)
         elif name in self._turns.generations:
-            if method == "stop":
-                self._turns.stop(name)
-            elif method == "answer_now":
+            if method == "answer_now":
                 self._turns.answer_now(name)
             elif method == "permit" and more[1] in PERMISSIONS:
                 self._turns.permit(name, more[0], cast(Permission, more[1]))

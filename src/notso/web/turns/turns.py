@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from notso.smollm3 import FinishReason, Usage
@@ -31,6 +31,15 @@ MAX_FINISHED = 64
 
 Mark = Literal["waiting", "working", "asking"]
 """State of a chat in the chat list. `waiting`: queued, or its model is being loaded. `asking`: waiting for the user."""
+
+
+@dataclass(eq=False, slots=True)
+class ExpectedTurn:
+    # A turn that is about to start.
+    owner: str
+    chat_id: str
+    is_stored: bool
+    started: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def mark_for_phase(phase: str) -> Mark:
@@ -63,7 +72,7 @@ class Turns:
         self._card = card
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
-        self._expected: dict[str, asyncio.Event] = {}
+        self._expected: dict[str, ExpectedTurn] = {}
         self._stopped_early: set[str] = set()  # expected turns that the user has stopped
         self.closing = asyncio.Event()  # set at shutdown: all turns are interrupted, including later ones
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,20 +134,22 @@ class Turns:
                 callback(turn)
 
     @contextlib.contextmanager
-    def expecting(self, generation_id: str) -> Iterator[None]:
+    def expecting(
+        self, generation_id: str, owner: str, chat_id: str, *, is_stored: bool = False
+    ) -> Iterator[ExpectedTurn]:
         """Keep a turn from being considered lost before it starts."""
-        begun = self._expected.setdefault(generation_id, asyncio.Event())
+        expected = self._expected[generation_id] = ExpectedTurn(owner, chat_id, is_stored)
         try:
-            yield
+            yield expected
         finally:
             self._expected.pop(generation_id, None)
             self._stopped_early.discard(generation_id)
-            begun.set()
+            expected.started.set()
 
     async def begun(self, generation_id: str) -> None:
         """Wait for an expected turn to start."""
-        if (begun := self._expected.get(generation_id)) is not None:
-            await begun.wait()
+        if (expected := self._expected.get(generation_id)) is not None:
+            await expected.started.wait()
 
     def is_unknown(self, generation_id: str) -> bool:
         return generation_id not in self._expected and self.find(generation_id) is None
@@ -217,6 +228,10 @@ class Turns:
             turn = consumer.turn
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:
                 self.stop(generation_id)
+        for generation_id, expected in self._expected.items():
+            # A question that is not stored yet is stored only if its chat still exists.
+            if expected.is_stored and (expected.owner, expected.chat_id) == (owner, chat_id):
+                self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
         """Interrupt all turns, or only those that wait for the user. Another process can continue them."""
@@ -233,8 +248,8 @@ class Turns:
     async def wait_for_all(self) -> None:
         """Wait until every turn has ended, including turns that are about to start."""
         while self._tasks or self._expected:
-            for begun in list(self._expected.values()):
-                await begun.wait()
+            for expected in list(self._expected.values()):
+                await expected.started.wait()
             if self._tasks:
                 await asyncio.wait(set(self._tasks))
 
