@@ -238,6 +238,31 @@ def test_turn_about_to_start_can_be_stopped(start: Start, monkeypatch: pytest.Mo
     assert len(engine.requests) == 1, "the stopped turn never reached the engine"
 
 
+def test_end_of_a_cleared_turn_keeps_the_mark_of_the_next_one(start: Start) -> None:
+    reached, ends = (
+        {"one": threading.Event(), "two": threading.Event()},
+        {"one": threading.Event(), "two": threading.Event()},
+    )
+
+    def waits(messages: Any, thinking: bool) -> Iterator[Event]:
+        reached[messages[-1].content].set()
+        ends[messages[-1].content].wait(60)
+        yield from say("Fine.")
+
+    server = start(ScriptedEngine(waits, slots=2)).ready()
+    first = server.ask("one")
+    assert reached["one"].wait(60)
+    server.client.post(f"/chats/{first.chat_id}/clear")
+    second = server.ask("two", first.chat_id)
+    assert reached["two"].wait(60)
+    ends["one"].set()
+    server.wait(lambda: server.on_loop(lambda: server.chat.turns.generations) == {second.generation_id})
+    assert server.on_loop(lambda: first.chat_id in server.chat.turns.marks)
+    ends["two"].set()
+    server.finished(second)
+    assert server.on_loop(lambda: not server.chat.turns.marks)
+
+
 def test_second_question_during_an_answer_returns_409(start: Start) -> None:
     engine = ScriptedEngine(script())
     engine.gate.clear()

@@ -128,10 +128,15 @@ class Turns:
 
     def _update_mark(self, turn: Turn) -> None:
         chat_id, mark = turn.message.chat_id, mark_for_phase(turn.log.status.phase)
-        if self.marks.get(chat_id, mark) != mark:
+        if self._newest_of(chat_id) is turn and self.marks.get(chat_id, mark) != mark:
             self.marks[chat_id] = mark
             for callback in self.at_mark:
                 callback(turn)
+
+    def _newest_of(self, chat_id: str) -> Turn | None:
+        # After a chat was cleared, its stopped turn may end later than the next turn starts.
+        turns = (each.turn for each in reversed(self._consumers.values()))
+        return next((turn for turn in turns if turn.message.chat_id == chat_id), None)
 
     @contextlib.contextmanager
     def expecting(
@@ -267,7 +272,8 @@ class Turns:
         finally:
             del self._consumers[turn.id]
             turn.log.at_phase = None
-            self.marks.pop(turn.message.chat_id, None)
+            if self._newest_of(turn.message.chat_id) is None:
+                self.marks.pop(turn.message.chat_id, None)
             self._keep_finished(turn)
             for callback in self.at_end:
                 callback(turn, consumer.usage, consumer.finish_reason)
