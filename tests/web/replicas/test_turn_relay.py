@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,8 +21,12 @@ from web.turns.test_tool_turns import Others, permit
 
 from notso.smollm3 import Event
 from notso.web.rendering.markdown import render_markdown
-from notso.web.store.protocol import Orphan
+from notso.web.replicas import turn_relay
+from notso.web.replicas.exchange import LocalExchange
+from notso.web.store.protocol import ChatStore, Orphan, StoredMessage
 from notso.web.tools.toolbox import Toolbox
+from notso.web.turns.sse import Feed
+from notso.web.turns.turns import Turns
 
 ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
 KEY = "correct horse battery staple"
@@ -175,6 +181,40 @@ def test_interrupted_turn_ends_for_readers_on_other_replicas(replica: Replica, g
 
     events = there.stream(asked, until=interrupts)
     assert json.loads(events[-1].data)["state"] == "interrupted"
+
+
+def test_copy_is_kept_for_a_reader_that_is_about_to_attach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader asks for the log in the last second before the copy would be dropped."""
+    monkeypatch.setattr(turn_relay, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(turn_relay, "UNREAD_SECONDS", 0.02)
+    monkeypatch.setattr(turn_relay, "FIRST_SECONDS", 0.0)
+    message = StoredMessage("m", "c", "assistant", "", "", "running", 0, generation_id="g")
+
+    class Shared(LocalExchange):
+        is_shared = True
+
+    async def run() -> bool:
+        checks = 0
+
+        async def generation(*_: str) -> StoredMessage:
+            nonlocal checks
+            checks += 1
+            if checks == 2:
+                await relay.log_of("", message)
+            if checks == 3:
+                kept.set()
+            return message
+
+        kept = asyncio.Event()
+        store = cast(ChatStore, SimpleNamespace(generation=generation))
+        relay = turn_relay.TurnRelay(Shared(), cast(Turns, SimpleNamespace(at_start=[])), Feed(), store)
+        await relay.log_of("", message)
+        [copying] = relay._tasks
+        await asyncio.wait([copying, asyncio.ensure_future(kept.wait())], return_when=asyncio.FIRST_COMPLETED)
+        await relay.close()
+        return kept.is_set()
+
+    assert asyncio.run(run())
 
 
 def test_login_and_logout_apply_to_all_replicas(replica: Replica) -> None:

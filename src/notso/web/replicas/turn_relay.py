@@ -38,6 +38,7 @@ class _Copy:
     first: asyncio.Event = field(default_factory=asyncio.Event)  # set on the first content
     check_now: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
     received: int = 0
+    unread_s: float = 0.0  # seconds without readers
 
     def apply_changes(self, body: Body) -> bool:
         self.received += 1
@@ -79,6 +80,7 @@ class TurnRelay:
             task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(copy.first.wait(), FIRST_SECONDS)
+        copy.unread_s = 0.0  # keep the copy until its new reader has attached
         return copy.log
 
     def ended(self, orphan: Orphan) -> None:
@@ -124,10 +126,9 @@ class TurnRelay:
     async def _follow(self, copy: _Copy) -> None:
         # Keep the copy up to date until the turn ends (according to the replica that runs it, or to the database), or
         # until the copy has had no readers for UNREAD_SECONDS.
-        unread_s = 0.0
         try:
             with self._exchange.following(copy.generation_id, copy.apply_changes):
-                while unread_s < UNREAD_SECONDS and not copy.log.finished:
+                while copy.unread_s < UNREAD_SECONDS and not copy.log.finished:
                     received = copy.received
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(copy.check_now.wait(), SILENT_SECONDS)
@@ -135,7 +136,7 @@ class TurnRelay:
                     copy.check_now.clear()
                     if not copy.log.finished and (is_check_requested or not has_changed):
                         await self._end_if_ended(copy)
-                    unread_s = 0.0 if copy.log.has_readers else unread_s + SILENT_SECONDS
+                    copy.unread_s = 0.0 if copy.log.has_readers else copy.unread_s + SILENT_SECONDS
             if copy.log.finished:
                 await asyncio.sleep(UNREAD_SECONDS)
         finally:
