@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 import re
@@ -261,6 +262,26 @@ def test_end_of_a_cleared_turn_keeps_the_mark_of_the_next_one(start: Start) -> N
     ends["two"].set()
     server.finished(second)
     assert server.on_loop(lambda: not server.chat.turns.marks)
+
+
+def test_failures_to_save_and_to_submit_are_both_handled(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine(refusal=EngineError("refused"))
+    server = start(engine).ready()
+    save, failures = server.shared.store.save_message, iter([RuntimeError("can't start new thread")])
+
+    async def fail_once(*arguments: Any) -> None:
+        for failure in failures:
+            raise failure
+        await save(*arguments)
+
+    monkeypatch.setattr(server.shared.store, "save_message", fail_once)
+    asked = server.ask("Hello")
+    assert server.finished(asked).note == "refused"
+    engine.refusal = None  # its traceback refers to the turn
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_second_question_during_an_answer_returns_409(start: Start) -> None:

@@ -290,10 +290,10 @@ class TurnConsumer:
 
     async def _consume_events(self, running: RunningRequest, submit: Submitter, model: str | None) -> None:
         with self._recording_end("request"), contextlib.closing(running):
-            saving = asyncio.create_task(self._save_partial()) if self._recorder is not None else None
-            await running.begin(submit, model=model)
-            if saving is not None:
-                await saving
+            saving = [self._save_partial()] if self._recorder is not None else []
+            results = await asyncio.gather(running.begin(submit, model=model), *saving, return_exceptions=True)
+            for failure in filter(None, results):
+                raise failure
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
                     # The first new token resets `tries`. Save it at once, because a later token may crash the process
