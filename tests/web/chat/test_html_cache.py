@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -163,3 +164,18 @@ def test_rendering_queue_alternates_between_owners(monkeypatch: pytest.MonkeyPat
 
     asyncio.run(work())
     assert order.index("modest") <= 1 and order.count("greedy") == 6
+
+
+def test_page_that_waits_for_another_page_keeps_its_own_values(start: Start) -> None:
+    """The second page reads the message after it was rated, while the first page renders it."""
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    message = replace(server.finished(asked), renderer=0)
+
+    async def render() -> list[list[StoredMessage]]:
+        pages = [server.chat.html_cache.messages("local", [each]) for each in (message, replace(message, rating=1))]
+        return list(await asyncio.gather(*pages))
+
+    first, second = server.on_loop(render)
+    assert [first[0].rating, second[0].rating] == [0, 1]
+    assert first[0].answer_html == second[0].answer_html != ""

@@ -57,9 +57,17 @@ class HtmlCache:
             work = self._running.get(chat_id) or self._start_rendering(owner, chat_id, stale)
             await asyncio.wait({work}, timeout=remaining_seconds)
             if work.done():
-                rendered |= {each.id: each for each in work.result()}
-                # A message edited while it was rendered must be rendered again.
-                stale = [each for each in stale if each.id not in rendered or rendered[each.id].content != each.content]
+                # Take only the HTML, because another page may have read the message at another time. A message edited
+                # while it was rendered must be rendered again.
+                found = {_rendered_parts(each): each for each in work.result()}
+                rendered |= {
+                    each.id: replace(
+                        each, answer_html=html.answer_html, reasoning_html=html.reasoning_html, renderer=html.renderer
+                    )
+                    for each in stale
+                    if (html := found.get(_rendered_parts(each))) is not None
+                }
+                stale = [each for each in stale if each.id not in rendered]
         return rendered
 
     def _start_rendering(
@@ -93,6 +101,10 @@ def _render_until_deadline(messages: Iterable[StoredMessage]) -> list[StoredMess
         if deadline.has_passed:
             break
     return batch
+
+
+def _rendered_parts(message: StoredMessage) -> tuple[object, ...]:
+    return message.id, message.content, message.reasoning, message.tool_uses
 
 
 def _is_stale(message: StoredMessage) -> bool:
