@@ -260,6 +260,42 @@ async def test_stop_reaches_request_being_submitted() -> None:
     assert all(each.stop_requested and each.answer_requested for each in handed)
 
 
+@pytest.mark.parametrize("how", ["canceled", "failed"])
+def test_end_of_generation_is_reported_if_submission_does_not_complete(how: str) -> None:
+    """One generation has begun when the submission of the second one fails, or before it is canceled."""
+
+    async def run() -> None:
+        house, generation, ends = House(), Generation(), list[FinishReason | None]()
+        is_submitting, go, ended = threading.Event(), threading.Event(), asyncio.Event()
+
+        def submit(engine: object) -> Any:
+            is_submitting.set()
+            go.wait(60)
+            yield generation
+            raise ModelError("no")
+
+        def on_end(usage: Usage | None, reason: FinishReason | None) -> None:
+            ends.append(reason)
+            ended.set()
+
+        running = house.requests.open("", choices=2, on_end=on_end)
+        beginning = asyncio.create_task(running.begin(submit))
+        await asyncio.to_thread(is_submitting.wait, 60)
+        if how == "canceled":
+            beginning.cancel()
+            await asyncio.wait([beginning])
+        go.set()
+        await asyncio.wait([beginning])
+        assert beginning.cancelled() if how == "canceled" else isinstance(beginning.exception(), ModelError)
+        while not generation.stop_requested:
+            await asyncio.sleep(0)
+        generation.write([Event("usage", usage=Usage(1, 0)), Event("end", finish_reason="cancelled")], last=True)
+        await ended.wait()
+        assert ends == ["cancelled"]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 @pytest.mark.parametrize("how", ["loaded", "failed", "stopped"])
 def test_request_waiting_for_model_handles_load_failure_and_stop(how: str) -> None:
     async def test() -> None:

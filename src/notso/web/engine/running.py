@@ -233,16 +233,15 @@ class RunningRequest:
             if engine is not None and not self._stopped:
                 self._submitting = True
                 context = contextvars.copy_context()  # so that the engine's log records contain the request id
-                await off_loop(lambda: context.run(self._submit, engine, submit))
+                submitting = asyncio.ensure_future(off_loop(lambda: context.run(self._submit, engine, submit)))
+                submitting.add_done_callback(self._on_submitted)
+                # The thread cannot be canceled. Its generations are counted even if this call is canceled.
+                await asyncio.shield(submitting)
+            else:
+                self._follow_generations()
         except BaseException:
-            self._submitting = False
             self.close()
             raise
-        self._submitting = False
-        self._release_unused_reservations()
-        self._started = True
-        for generation in self._generations:
-            generation.subscribe(self._on_write)
 
     async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
         """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
@@ -347,7 +346,22 @@ class RunningRequest:
         if served is not None:
             self._requests.host.release(served)
 
+    def _on_submitted(self, submitting: asyncio.Future[None]) -> None:
+        if not submitting.cancelled():
+            submitting.exception()  # mark it as retrieved, because `begin` may have been canceled
+        self._submitting = False
+        self._follow_generations()
+
+    def _follow_generations(self) -> None:
+        # Also those that began before the submission of another one failed.
+        self._release_unused_reservations()
+        self._started = True
+        for generation in self._generations:
+            generation.subscribe(self._on_write)
+
     def _submit(self, engine: ChatEngine, submit: Submitter) -> None:
+        if self._stopped:  # canceled while waiting for the thread
+            return
         for generation in submit(engine):
             # Append before checking the flags, because `stop` sets its flag and then reads the list, in another thread.
             self._generations.append(generation)
