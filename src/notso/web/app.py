@@ -169,8 +169,8 @@ async def purge(shared: SharedServices, turns: Turns) -> None:
 async def _trash_expired_chats(shared: SharedServices, turns: Turns) -> None:
     before_ms = current_ms() - int(TEMPORARY_SECONDS * 1000)
     for owner, chat_id in await shared.store.expired_temporary_chats(before_ms):
-        await shared.store.trash_chat(owner, chat_id)
-        turns.stop_chat(owner, chat_id)
+        with turns.stopping(owner, chat_id):
+            await shared.store.trash_chat(owner, chat_id)
 
 
 async def trim_memory_periodically() -> None:

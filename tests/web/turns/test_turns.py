@@ -239,6 +239,25 @@ def test_turn_about_to_start_can_be_stopped(start: Start, monkeypatch: pytest.Mo
     assert len(engine.requests) == 1, "the stopped turn never reached the engine"
 
 
+def test_answer_is_stopped_if_the_deletion_of_its_chat_is_reported_as_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the connection to the database was lost after the commit."""
+    engine = ScriptedEngine(script())
+    engine.gate.clear()
+    server = start(engine).ready()
+    asked, trash = server.ask("Hello"), server.shared.store.trash_chat
+
+    async def fail_late(owner: str, chat_id: str) -> None:
+        await trash(owner, chat_id)
+        raise StorageError("lost")
+
+    monkeypatch.setattr(server.shared.store, "trash_chat", fail_late)
+    assert server.client.post(f"/chats/{asked.chat_id}/delete").status_code == 503
+    server.on_loop(server.chat.turns.wait_for_all)
+    assert server.on_loop(lambda: server.chat.turns.find(asked.generation_id).log.status.phase) == "stopped"
+
+
 def test_end_of_a_cleared_turn_keeps_the_mark_of_the_next_one(start: Start) -> None:
     reached, ends = (
         {"one": threading.Event(), "two": threading.Event()},

@@ -228,6 +228,16 @@ class Turns:
         self.forward("stop_chat", chat_id, owner)
         self.stop_local_chat(owner, chat_id)
 
+    @contextlib.contextmanager
+    def stopping(self, owner: str, *chat_ids: str) -> Iterator[None]:
+        # Chats are stopped after their deletion, because until then, another tab may send a question; and also if the
+        # deletion has failed, because a failure may be reported after the commit.
+        try:
+            yield
+        finally:
+            for chat_id in chat_ids:
+                self.stop_chat(owner, chat_id)
+
     def stop_local_chat(self, owner: str, chat_id: str) -> None:
         for generation_id, consumer in list(self._consumers.items()):
             turn = consumer.turn

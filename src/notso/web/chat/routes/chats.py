@@ -84,9 +84,8 @@ async def update_selected(page: Page) -> Response:
         return await _respond(page, place, problem=words["archive_none"])
     done, undo = 0, None
     if action == "delete":
-        undo, done = await page.store.trash_chats(page.owner, chosen)
-        for chat_id in chosen:
-            page.services.turns.stop_chat(page.owner, chat_id)
+        with page.services.turns.stopping(page.owner, *chosen):
+            undo, done = await page.store.trash_chats(page.owner, chosen)
     else:
         for chat_id in chosen:
             done += await page.store.update_chat(page.owner, chat_id, archived=action == "archive")
@@ -251,9 +250,8 @@ async def make_permanent(page: Page, chat: FoundChat, _: Fields) -> Response:
 @router.post("/chats/{chat_id}/delete", dependencies=[GUARDED])
 async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
     current = fields.get("current", chat.id)
-    trash_id = require(await page.store.trash_chat(page.owner, chat.id), words["error_unknown_chat"])
-    # Stop last, because until then, another tab may have sent a question.
-    page.services.turns.stop_chat(page.owner, chat.id)
+    with page.services.turns.stopping(page.owner, chat.id):
+        trash_id = require(await page.store.trash_chat(page.owner, chat.id), words["error_unknown_chat"])
     page.announce(chat.id, turns=True)
     if not page.is_fragment or current == chat.id:
         return page.redirect(f"/?undo={trash_id}")
@@ -268,8 +266,9 @@ async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
 async def clear(page: Page, chat: FoundChat, _: Fields) -> Response:
     """Delete a chat's messages; /reset also resets the chat's settings."""
     reset = page.request.url.path.endswith("/reset")
-    trash_id = require(await page.store.trash_messages(page.owner, chat.id, reset=reset), words["error_unknown_chat"])
-    page.services.turns.stop_chat(page.owner, chat.id)
+    with page.services.turns.stopping(page.owner, chat.id):
+        trashed = await page.store.trash_messages(page.owner, chat.id, reset=reset)
+    trash_id = require(trashed, words["error_unknown_chat"])
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
     return await render_branch(page, chat.id, toast=toast)
 
