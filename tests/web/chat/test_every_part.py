@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import random
@@ -10,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,13 @@ from scripted_engine import ScriptedEngine, say
 from web.chat.test_documents import ask, upload
 
 from notso.documents.passages import estimated_tokens, group_passages, split_into_passages
-from notso.smollm3 import Event, Message
+from notso.smollm3 import EngineError, Event, Message
+from notso.smollm3.output.generation import Generation
 from notso.web.chat import submit
-from notso.web.turns.every_part import _COUNT, MAX_PART_TOKENS, SHARE_OF_CONTEXT
+from notso.web.engine.host import EngineHost
+from notso.web.engine.port import Request
+from notso.web.engine.running import RunningRequest, RunningRequests
+from notso.web.turns.every_part import _COUNT, AT_ONCE, MAX_PART_TOKENS, SHARE_OF_CONTEXT, DocumentPart, answer_parts
 
 RECORD = re.compile(r"record number (\d+)\b")
 RECORDS = 102
@@ -132,6 +138,48 @@ def test_stopping_every_part_answer_asks_no_further_parts(
     assert answer.state == "stopped" and "Sum" not in answer.content
     assert len(engine.requests) <= 5, "no parts are asked after the stop"
     server.wait(lambda: f"generation ended: stopped by the user; id {asked.generation_id}" in caplog.text)
+
+
+def test_every_part_answer_can_be_stopped_while_its_model_is_loaded() -> None:
+    """Requests that are stopped before they reach the engine have no events."""
+
+    async def run() -> list[Event]:
+        host = EngineHost(lambda: None)  # type: ignore[arg-type, return-value]
+        host.default.state = "loading"
+        parts = [DocumentPart(f"part {number}", Request((Message("user", "?"),))) for number in range(4 * AT_ONCE)]
+        running: list[RunningRequest] = []
+        answer = answer_parts(RunningRequests(host, 2), parts, running.append, lambda: len(running) == AT_ONCE)
+
+        async def collect() -> list[Event]:
+            return [event async for event in answer]
+
+        collecting = asyncio.create_task(collect())
+        while len(running) < AT_ONCE:
+            await asyncio.sleep(0)
+        for each in running:
+            each.stop()
+        return await asyncio.wait_for(collecting, 60)
+
+    assert all(event.finish_reason == "cancelled" for event in asyncio.run(run()))
+
+
+def test_failure_of_one_part_ends_the_answer() -> None:
+    def submit(messages: Sequence[Message], *_: object) -> Generation:
+        generation = Generation()
+        error = Event("error", error=EngineError("a number was not finite"))
+        end = Event("end", finish_reason="stop")
+        generation.write([error] if messages[0].content == "0" else [*say("Fine."), end], last=True)
+        return generation
+
+    async def run() -> list[Event]:
+        host = EngineHost(lambda: None)  # type: ignore[arg-type, return-value]
+        host.default.state, host.default.engine = "ready", SimpleNamespace(submit=submit)  # type: ignore[assignment]
+        parts = [DocumentPart(f"part {each}", Request((Message("user", str(each)),))) for each in range(2 * AT_ONCE)]
+        answer = answer_parts(RunningRequests(host, 2), parts, lambda running: None, lambda: False)
+        return [event async for event in answer]
+
+    events = asyncio.run(asyncio.wait_for(run(), 60))
+    assert [event.kind for event in events] == ["error"]
 
 
 def test_every_part_answer_is_completed_after_a_crash(start: Callable[..., Any], tmp_path: Path) -> None:

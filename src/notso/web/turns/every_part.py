@@ -157,13 +157,15 @@ async def _join_answers(
     while shown < len(parts):
         getting = asyncio.ensure_future(arrived.get())
         try:
-            await asyncio.wait((getting, *(each for each in tasks if not each.done())), return_when="FIRST_COMPLETED")
+            running = [each for each in tasks if not each.done()]
+            if running or not arrived.empty():
+                await asyncio.wait((getting, *running), return_when="FIRST_COMPLETED")
             for task in tasks:
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     raise error
             if not getting.done():
                 if all(task.done() for task in tasks) and arrived.empty():
-                    return  # the engine was shut down
+                    return  # a part failed, or its request was stopped before it reached the engine
                 continue
             number, events = getting.result()
         finally:
