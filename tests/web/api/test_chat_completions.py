@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -19,6 +20,7 @@ from notso.web.api.shared import serving
 from notso.web.api.shared.serializer import PING
 from notso.web.app import drain_work as stop_serving
 from notso.web.edge.limits import LARGER_BODIES, MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from notso.web.engine import running
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -411,6 +413,34 @@ def test_large_body_is_not_read_without_a_key(start: Start) -> None:
         for path in paths:
             # The body never comes.
             assert server.raw(head.format(path, length).encode()).split()[1] in (b"401", b"303"), path
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_request_stopped_before_its_submission_returns_503(
+    start: Start, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The server stops all requests when one has its model, or waits for the thread that submits it."""
+    server = start(ScriptedEngine()).ready()
+    wait, reserve = running.RunningRequest.load, running.RunningRequest.reserve
+
+    async def stop_after_load(self: running.RunningRequest, *arguments: Any) -> Any:
+        engine = await wait(self, *arguments)
+        self.stop()
+        return engine
+
+    async def stop_after_reserve(self: running.RunningRequest, *arguments: Any) -> Any:
+        submit = await reserve(self, *arguments)
+        asyncio.get_running_loop().call_soon(self.stop)
+        return submit
+
+    if when == "before":
+        monkeypatch.setattr(running.RunningRequest, "load", stop_after_load)
+    else:
+        monkeypatch.setattr(running.RunningRequest, "reserve", stop_after_reserve)
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    streamed = server.client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True}).text
+    assert '"shutting_down"' in streamed and "[DONE]" not in streamed
 
 
 def test_v1_errors_are_json(start: Start) -> None:

@@ -189,6 +189,11 @@ class RunningRequest:
     def finished(self) -> bool:
         return self._started and all(generation.finished for generation in self._generations)
 
+    @property
+    def is_incomplete(self) -> bool:
+        # Whether the request was stopped before all of its prompts were submitted.
+        return self.finished and len(self._generations) < max(1, len(self._submissions))
+
     def use_current_context(self) -> None:
         self._context = contextvars.copy_context()
 

@@ -169,7 +169,13 @@ async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int,
             yield None
         for event in events:
             if event.finish_reason == "cancelled" and not running.stopped_by:
-                raise ApiError(503, "shutting_down", "the engine stopped during the response", retry_after_seconds=5)
+                raise _engine_stopped_error()
             if event.error is not None:
                 raise event.error
             yield number, event
+    if running.is_incomplete and not running.stopped_by:
+        raise _engine_stopped_error()
+
+
+def _engine_stopped_error() -> ApiError:
+    return ApiError(503, "shutting_down", "the engine stopped during the response", retry_after_seconds=5)
