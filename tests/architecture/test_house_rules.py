@@ -59,6 +59,14 @@ def test_qtensor_and_native_code_do_not_mention_the_model() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_cancellations_are_not_lost() -> None:
+    """Up to Python 3.11, `asyncio.wait_for` ignores a cancellation that arrives together with the result."""
+    wrong = [
+        named(path) for path in PYTHON if SOURCE in path.parents and "asyncio.wait_for(" in path.read_text("utf-8")
+    ]
+    assert not wrong, f"use asyncio.timeout: {wrong}"
+
+
 def test_file_and_folder_names_are_not_vague() -> None:
     vague = {
         "util",

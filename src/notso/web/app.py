@@ -345,12 +345,14 @@ async def drain_work(parts: Components, cause: str = "requested") -> None:
     await parts.batches.close()
     parts.chat.turns.interrupt_all(asking_only=True)  # turns that wait for user input; another process continues them
     try:
-        await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
+        async with asyncio.timeout(parts.shared.settings.drain_seconds):
+            await _wait_for_all(parts)
     except TimeoutError:
         parts.chat.turns.interrupt_all()
         parts.shared.requests.stop_all()
         try:
-            await asyncio.wait_for(_wait_for_all(parts), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await _wait_for_all(parts)
         except TimeoutError:  # the engine hangs, or a remote engine does not respond
             parts.shared.engine.close()
             await parts.chat.turns.wait_for_all()
@@ -432,7 +434,8 @@ async def _shut_down(parts: Components) -> None:
     parts.chat.turns.interrupt_all()
     parts.shared.engine.close()
     try:
-        await asyncio.wait_for(parts.chat.turns.wait_for_all(), ENGINE_EXIT_SECONDS)
+        async with asyncio.timeout(ENGINE_EXIT_SECONDS):
+            await parts.chat.turns.wait_for_all()
     except TimeoutError:
         logger.warning("the engine did not stop in time; saved data is not affected")
     if parts.mcp is not None:

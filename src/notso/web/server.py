@@ -178,7 +178,8 @@ class ChatServer(uvicorn.Server):
         # connected, it also wakes every second, because each tick updates the Date header.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wakeup.wait(), self._tick_timeout)
+                async with asyncio.timeout(self._tick_timeout):
+                    await self._wakeup.wait()
             self._wakeup.clear()
 
     @property

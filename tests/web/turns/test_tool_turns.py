@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scripted_engine import ScriptedEngine, say
@@ -17,13 +17,13 @@ from scripted_engine import ScriptedEngine, say
 from notso.smollm3 import Event, Message, ToolCall
 from notso.web.chat.html_cache import with_html
 from notso.web.chat.templates import pretty_json
-from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.store.protocol import ChatStore, StoredMessage, ToolUse
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns import tool_calls
 from notso.web.turns.prompt import NO_RESULT, answer_messages, split_at_tool_calls
-from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS
+from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS, ToolCalls, ToolOffer
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.values import visible_text
 
@@ -409,6 +409,31 @@ def _slow(entered: list[str]) -> ChatTool:
         return ""
 
     return replace(CALCULATOR, name="slow", run=run, seconds=100, parameters={"type": "object", "properties": {}})
+
+
+def test_stop_immediately_after_approval_prevents_the_call() -> None:
+    """The stop arrives before the turn has noticed the approval."""
+    ran: list[object] = []
+
+    async def run(arguments: Mapping[str, Any], context: ToolContext) -> str:
+        ran.append(arguments)
+        return "done"
+
+    async def finalize() -> bool:
+        async def changed(use: ToolUse, waits_for: str) -> None: ...
+
+        offer = ToolOffer((replace(CALCULATOR, run=run),), ToolContext("", "", cast(ChatStore, None)))
+        calls = ToolCalls(offer, [], changed)
+        use = calls.add(ToolCall("call_1", "calculator", '{"expression": "1"}'), 0, 0)
+        finalizing = asyncio.create_task(calls.finalize(0))
+        while calls.asking is None:
+            await asyncio.sleep(0)
+        assert calls.permit(use.id, "once")
+        calls.stop()
+        return await finalizing
+
+    assert not asyncio.run(finalize())
+    assert not ran
 
 
 def test_stop_interrupts_a_running_tool(using: Callable[..., Any]) -> None:

@@ -65,7 +65,8 @@ class LibraryWorker:
                     logger.warning("documents cannot be parsed at present: %s", error)
                 has_failed = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._queued.wait(), CHECK_SECONDS)
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._queued.wait()
 
     async def parse_queued(self) -> None:
         """Parse all queued documents. Raises StorageError."""

@@ -505,7 +505,8 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
                     raise
                 logger.warning("an answer could not be continued: %s", error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(turns.closing.wait(), next(pauses))
+                async with asyncio.timeout(next(pauses)):
+                    await turns.closing.wait()
 
 
 async def _try_resume(services: ChatServices, orphan: Orphan) -> None:

@@ -79,7 +79,8 @@ class TurnRelay:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(copy.first.wait(), FIRST_SECONDS)
+            async with asyncio.timeout(FIRST_SECONDS):
+                await copy.first.wait()
         copy.unread_s = 0.0  # keep the copy until its new reader has attached
         return copy.log
 
@@ -131,7 +132,8 @@ class TurnRelay:
                 while copy.unread_s < UNREAD_SECONDS and not copy.log.finished:
                     received = copy.received
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(copy.check_now.wait(), SILENT_SECONDS)
+                        async with asyncio.timeout(SILENT_SECONDS):
+                            await copy.check_now.wait()
                     is_check_requested, has_changed = copy.check_now.is_set(), copy.received > received
                     copy.check_now.clear()
                     if not copy.log.finished and (is_check_requested or not has_changed):

@@ -117,7 +117,8 @@ class McpServer:
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run_connection(started, self._stop_requested))
             try:
-                await asyncio.wait_for(asyncio.shield(started), START_SECONDS)
+                async with asyncio.timeout(START_SECONDS):
+                    await asyncio.shield(started)
             except TimeoutError:
                 self.failure = f"it did not respond within {START_SECONDS:g} s"
                 await self.stop()

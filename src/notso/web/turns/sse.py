@@ -102,7 +102,8 @@ class Feed:
         if revision != self.revision or self.closed:
             return True
         try:
-            return await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                return await self._changed.wait()
         except TimeoutError:
             return False
 

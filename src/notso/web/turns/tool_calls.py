@@ -168,7 +168,8 @@ class ToolCalls:
         try:
             await self._update_call(at, use, use.id)
             self.asking = use
-            permission = await asyncio.wait_for(self._answer, PERMISSION_SECONDS)
+            async with asyncio.timeout(PERMISSION_SECONDS):
+                permission = await self._answer
         except TimeoutError:
             return words["tool_says_unanswered"].format(minutes=round(PERMISSION_SECONDS / 60))
         finally:
@@ -190,7 +191,8 @@ class ToolCalls:
         self.asking, self.question = use, replace(question, id=f"{use.id}-{self._questions}")
         try:
             await self._update_call(at, use, self.question.id, reply)
-            answer = await asyncio.wait_for(reply, QUESTION_SECONDS)
+            async with asyncio.timeout(QUESTION_SECONDS):
+                answer = await reply
         except TimeoutError:
             answer = CANCELLED
         finally:

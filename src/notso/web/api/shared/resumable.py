@@ -172,7 +172,8 @@ class RemoteAnswers:
         # Stop copying when `answer` is garbage-collected: its last reader may leave long before the answer ends.
         weakref.finalize(answer, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
-            await asyncio.wait_for(received.wait(), FIND_TIMEOUT_SECONDS)
+            async with asyncio.timeout(FIND_TIMEOUT_SECONDS):
+                await received.wait()
         except BaseException as error:  # including cancellation, which leaves the copy without a reader
             task.cancel()
             if isinstance(error, TimeoutError):
