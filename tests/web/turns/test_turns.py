@@ -139,12 +139,14 @@ def test_finished_turns_and_their_timers_are_limited(start: Start, monkeypatch: 
     assert (len(server.chat.turns._finished), server.on_loop(clocks)) == (2, 2)
 
 
-def test_stream_of_an_old_turn_is_built_from_the_database(start: Start, screen: Any) -> None:
+@pytest.mark.parametrize("last_id", ["0", "1", "2", "3", "4", "5"])
+def test_stream_of_an_old_turn_is_built_from_the_database(start: Start, screen: Any, last_id: str) -> None:
+    """Readers that received the first updates of the turn get the whole answer, too."""
     server = start(ScriptedEngine(script())).ready()
     asked = server.ask("Hello")
     server.stream(asked)
     server.on_loop(server.chat.turns._finished.clear)
-    events = server.stream(asked, "5")
+    events = server.stream(asked, last_id)
     screen.apply(events[0])
     assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER)
     assert screen.html(asked.message_id, "reasoning") == render_markdown(THOUGHTS)

@@ -212,8 +212,13 @@ async def merge_streams(events: AsyncIterator[bytes], others: AsyncIterator[byte
         await asyncio.gather(*reading, return_exceptions=True)
 
 
+STORED_NUMBER = 10**14
+"""First number of a log that is built from a stored answer. Any number of the original log is smaller, so readers that
+received its first updates get a snapshot."""
+
+
 def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:
-    log = TurnLog()
+    log = TurnLog(STORED_NUMBER)
     log.write("reasoning", reasoning_html, "")
     log.write("answer", answer_html, "")
     log.words = len(message.content.split())
