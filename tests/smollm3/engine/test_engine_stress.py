@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
+from typing import Any
 
 import pytest
 from golden.random_models import RandomModel
@@ -253,3 +254,52 @@ def test_close_during_generation_ends_every_answer(tmp_path: Path) -> None:
             engine.submit([1], SamplingParams(max_tokens=1))
     after, _ = held(tmp_path)  # threads of other tests may end meanwhile
     assert len(after) <= len(before), (before, after)
+
+
+@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+def test_failures_at_random_places_cost_only_the_running_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: KVFormat
+) -> None:
+    """Each round fails somewhere in a step. The blocks that it leaves in the cache must not change later answers."""
+    monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
+    source, failed = random.Random(7), 0
+    path = SMALL.write(tmp_path / "small.gguf")
+    with Engine.load(
+        path, context_tokens=400, max_num_seqs=6, kv=kv, threads=1, weights="mmap", cache_dir=tmp_path / "kv"
+    ) as engine:
+        known = []
+        for case in itertools.islice(cases(source), 16):
+            engine.clear_cache()
+            events = list(engine.generate(case.prompt, case.params))
+            usage = events[-2].usage
+            assert usage is not None
+            known.append(Case(case.prompt, case.params, said(events), usage.completion_tokens))
+        core, cache = engine._core, engine._runner.cache
+        places: list[tuple[Any, str]] = [(cache, "copy_block"), (core._mover, "move"), (core._offload, "offer")]
+        places += [(engine._runner, "run"), (engine._scheduler, "schedule"), (engine._scheduler, "advance")]
+        for number in range(24):
+            owner, name = places[number % len(places)]
+            left = source.randrange(3)
+            with monkeypatch.context() as patch:
+                original = getattr(owner, name)
+
+                def fail(*arguments: Any, original: Any = original, **options: Any) -> Any:
+                    nonlocal left
+                    left -= 1
+                    if left == -1:
+                        raise RuntimeError("can't start new thread")
+                    return original(*arguments, **options)
+
+                patch.setattr(owner, name, fail)
+                begun = [(case, engine.submit(case.prompt, case.params)) for case in source.choices(known, k=3)]
+                for case, generation in begun:
+                    assert generation.wait(1 << 30, timeout_s=120), "an answer did not end"
+                    events = generation.read()
+                    failed += events[-1].kind == "error"
+                    if events[-1].kind == "end":
+                        check(case, events, whole=True)
+                engine._core.call(lambda: None)
+            for case in source.choices(known, k=2):
+                check(case, list(engine.generate(case.prompt, case.params)), whole=True)
+            core.call(lambda: check_books(engine))
+    assert failed > 8
