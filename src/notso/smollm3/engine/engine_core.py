@@ -493,17 +493,17 @@ class EngineCore:
     def _remove_request(self, request: Request, events: list[Event]) -> None:
         if self._requests.pop(request.sequence, None) is None:
             return
-        log_failure = partial(request.generation.context.run, _log.exception)
+        context = request.generation.context
         # Even if one of these fails, the sequence must leave the scheduler, and clients must receive the last events.
         try:
             if self._offload is not None:
                 self._offload.offer(request.sequence)
         except Exception:
-            log_failure("the blocks of a request could not be offered to the disk cache")
+            context.run(_log.exception, "the blocks of a request could not be offered to the disk cache")
         try:
             self.scheduler.remove(request.sequence)
         except Exception:
-            log_failure("the blocks of a request could not be released")
+            context.run(_log.exception, "the blocks of a request could not be released")
         self.background.record_activity()
         request.generation.write(events, last=True)
 
