@@ -184,10 +184,10 @@ def test_interrupted_turn_ends_for_readers_on_other_replicas(replica: Replica, g
 
 
 def test_copy_is_kept_for_a_reader_that_is_about_to_attach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader asks for the log in the last second before the copy would be dropped."""
+    """The reader asks for the log, and waits for its first content, when the copy would soon be dropped."""
     monkeypatch.setattr(turn_relay, "SILENT_SECONDS", 0.01)
     monkeypatch.setattr(turn_relay, "UNREAD_SECONDS", 0.02)
-    monkeypatch.setattr(turn_relay, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(turn_relay, "FIRST_SECONDS", 60.0)
     message = StoredMessage("m", "c", "assistant", "", "", "running", 0, generation_id="g")
 
     class Shared(LocalExchange):
@@ -200,7 +200,8 @@ def test_copy_is_kept_for_a_reader_that_is_about_to_attach(monkeypatch: pytest.M
             nonlocal checks
             checks += 1
             if checks == 2:
-                await relay.log_of("", message)
+                readers.append(asyncio.create_task(relay.log_of("", message)))
+                await asyncio.sleep(0)
             if checks == 3:
                 kept.set()
             return message
@@ -208,7 +209,8 @@ def test_copy_is_kept_for_a_reader_that_is_about_to_attach(monkeypatch: pytest.M
         kept = asyncio.Event()
         store = cast(ChatStore, SimpleNamespace(generation=generation))
         relay = turn_relay.TurnRelay(Shared(), cast(Turns, SimpleNamespace(at_start=[])), Feed(), store)
-        await relay.log_of("", message)
+        readers = [asyncio.create_task(relay.log_of("", message))]
+        await asyncio.sleep(0)
         [copying] = relay._tasks
         await asyncio.wait([copying, asyncio.ensure_future(kept.wait())], return_when=asyncio.FIRST_COMPLETED)
         await relay.close()

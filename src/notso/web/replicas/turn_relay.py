@@ -78,10 +78,10 @@ class TurnRelay:
             task = asyncio.create_task(self._follow(copy))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        copy.unread_s = 0.0  # keep the copy until its new reader has attached
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_SECONDS):
                 await copy.first.wait()
-        copy.unread_s = 0.0  # keep the copy until its new reader has attached
         return copy.log
 
     def ended(self, orphan: Orphan) -> None:
