@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import threading
@@ -421,22 +420,21 @@ def test_request_stopped_before_its_submission_returns_503(
 ) -> None:
     """The server stops all requests when one has its model, or waits for the thread that submits it."""
     server = start(ScriptedEngine()).ready()
-    wait, reserve = running.RunningRequest.load, running.RunningRequest.reserve
+    wait, submit = running.RunningRequest.load, running.RunningRequest._submit
 
     async def stop_after_load(self: running.RunningRequest, *arguments: Any) -> Any:
         engine = await wait(self, *arguments)
         self.stop()
         return engine
 
-    async def stop_after_reserve(self: running.RunningRequest, *arguments: Any) -> Any:
-        submit = await reserve(self, *arguments)
-        asyncio.get_running_loop().call_soon(self.stop)
-        return submit
+    def stop_before_submit(self: running.RunningRequest, *arguments: Any) -> None:
+        self.stop()
+        submit(self, *arguments)
 
     if when == "before":
         monkeypatch.setattr(running.RunningRequest, "load", stop_after_load)
     else:
-        monkeypatch.setattr(running.RunningRequest, "reserve", stop_after_reserve)
+        monkeypatch.setattr(running.RunningRequest, "_submit", stop_before_submit)
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     streamed = server.client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True}).text

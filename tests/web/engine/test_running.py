@@ -24,6 +24,7 @@ from notso.web.engine.running import (
     prepare,
     submissions_for,
 )
+from notso.web.values.fair_queue import FairQueue
 
 END = Event("end", finish_reason="stop")
 
@@ -294,6 +295,21 @@ def test_end_of_generation_is_reported_if_submission_does_not_complete(how: str)
         assert ends == ["cancelled"]
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@on_loop
+async def test_request_canceled_before_its_submission_leaves_the_queue() -> None:
+    house, queue = House(), FairQueue("test")
+    running = house.requests.open("")
+    async with queue.turn("other"):
+        beginning = asyncio.create_task(running.begin(lambda engine: [], lambda work: queue.run("", work)))
+        while not queue.waiting:
+            await asyncio.sleep(0)
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        assert not queue.waiting
+    assert not house.requests._open
+    queue.close()
 
 
 @pytest.mark.parametrize("how", ["loaded", "failed", "stopped"])

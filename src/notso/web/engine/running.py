@@ -236,12 +236,8 @@ class RunningRequest:
                 submit = await self.reserve(engine, submit, off_loop)
                 self._submissions = submit.each if isinstance(submit, Submissions) else ()
             if engine is not None and not self._stopped:
-                self._submitting = True
                 context = contextvars.copy_context()  # so that the engine's log records contain the request id
-                submitting = asyncio.ensure_future(off_loop(lambda: context.run(self._submit, engine, submit)))
-                submitting.add_done_callback(self._on_submitted)
-                # The thread cannot be canceled. Its generations are counted even if this call is canceled.
-                await asyncio.shield(submitting)
+                await off_loop(lambda: context.run(self._submit, engine, submit))
             else:
                 self._follow_generations()
         except BaseException:
@@ -351,30 +347,28 @@ class RunningRequest:
         if served is not None:
             self._requests.host.release(served)
 
-    def _on_submitted(self, submitting: asyncio.Future[None]) -> None:
-        if not submitting.cancelled():
-            submitting.exception()  # mark it as retrieved, because `begin` may have been canceled
-        self._submitting = False
-        self._follow_generations()
-
     def _follow_generations(self) -> None:
-        # Also those that began before the submission of another one failed.
+        self._submitting = False
         self._release_unused_reservations()
         self._started = True
         for generation in self._generations:
             generation.subscribe(self._on_write)
 
     def _submit(self, engine: ChatEngine, submit: Submitter) -> None:
-        if self._stopped:  # canceled while waiting for the thread
-            return
-        for generation in submit(engine):
-            # Append before checking the flags, because `stop` sets its flag and then reads the list, in another thread.
-            self._generations.append(generation)
-            if self._answer_now_requested:
-                generation.answer_now()
-            if self._stopped:
-                generation.stop()
-                return
+        self._submitting = True  # set before checking `_stopped`, because `close` sets `_stopped` and then reads this
+        try:
+            for generation in () if self._stopped else submit(engine):
+                # Append before checking the flags, because `stop` sets its flag and then reads the list, in another
+                # thread.
+                self._generations.append(generation)
+                if self._answer_now_requested:
+                    generation.answer_now()
+                if self._stopped:
+                    generation.stop()
+                    return
+        finally:
+            # This thread cannot be canceled, so `begin` may have ended. Generations also count if a later one fails.
+            self._requests.wakes.wake(self._loop, self._follow_generations)
 
     def _on_write(self) -> None:
         # The engine calls this in its thread after each write. The event loop is woken only if a reader waits for
