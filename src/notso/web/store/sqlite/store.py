@@ -347,7 +347,7 @@ class SQLiteDatabase(SQLiteStatements, Database):
             return
         # With a cross join, SQLite reads only the texts of this owner.
         own = "SELECT body FROM indexed CROSS JOIN texts ON texts.rowid = indexed.number WHERE owner = ?"
-        words = set[str]()
+        found = set[str]()
         for row in self.execute(own, (owner,)):
-            words.update(row["body"].split())
-        yield from words
+            found.update(row["body"].split())
+        yield from found
