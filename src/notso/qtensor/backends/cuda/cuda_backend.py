@@ -81,7 +81,7 @@ class CUDA:
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unflushed = dict[int, Any]()  # by id; host copies with changes that are not uploaded yet
+        self._unflushed = dict[int, Any]()  # by id: host copies (`HostMirror`) with changes that are not uploaded yet
 
     @property
     def kernels(self) -> str:
@@ -90,6 +90,8 @@ class CUDA:
     @property
     def name(self) -> str:
         return f"cuda:{self.device.number} ({self.device.name})"
+
+    # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
@@ -128,7 +130,7 @@ class CUDA:
         if array.mirror is not None:
             return array.numbers.copy()
         values = np.empty(array.shape, array.dtype)
-        array.memory.download(values, array.offset)
+        array.memory.download(values, array.offset)  # waits for pending work
         return values
 
     def weight(self, tensor: QTensor) -> DeviceWeight:
@@ -153,13 +155,15 @@ class CUDA:
         return Program(self)
 
     def _dispatch(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
-        # `launch` gets the number of tiles that `check` returns; only attention needs it.
+        # Launches get the number of tiles that `check` returns; only attention uses it.
         if self.recording is not None:
             self.recording.add(key, check, launch, used)
             return
         tiles = check() or 0
         self.flush()
         launch(tiles)
+
+    # Operations
 
     def embed_rows(self, weight: DeviceWeight, ids: DeviceArray, out: DeviceArray) -> None:
         _expect_shape("out", out, (ids.size, weight.columns))

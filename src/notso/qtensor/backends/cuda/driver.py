@@ -17,7 +17,7 @@ from notso.qtensor.tensor import QTensor
 # The CUDA driver's library, loaded only when a GPU is requested or the driver is looked for.
 LIBRARY = "libcuda.so.1"
 
-# With empty machine code, the native module uses the code compiled into this build.
+# Empty machine code: the native module then uses the code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from notso.qtensor.backends.cuda.driver import Device, Graph, call_native
 from notso.qtensor.errors import OperandError
 
-# Launches an operation, given an upper bound on the number of tiles that a row reads.
+# Function that launches an operation, given an upper bound on the number of tiles that a row reads.
 Launch: TypeAlias = Callable[[int], None]
 
 Rotation: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
@@ -115,7 +115,7 @@ def _preceding_rotation(
     return _NO_ROTATION, at
 
 
-# Checks array contents. May return the largest number of tiles that a row reads.
+# Function that checks array contents. May return the largest number of tiles that a row reads.
 Check = Callable[[], int | None]
 
 
@@ -145,7 +145,7 @@ class Program:
         return len(self._launches)
 
     def add(self, key: Hashable, check: Check, launch: Launch, used: object) -> None:
-        # Checks with equal keys are identical (all layers read the same block table), so one of them is sufficient.
+        # Checks with equal keys are identical, because all layers read the same block table. One of them is sufficient.
         self._checks.setdefault(key, check)
         self._launches.append(launch)
         self._used.append(used)
@@ -180,7 +180,7 @@ class Program:
                 launch(tiles)
 
         graph = Graph(device, launch_all)
-        # After a move of scratch memory during the capture, earlier launches of the graph contain its old address.
+        # None if scratch memory has moved during the capture, because earlier launches then contain its old address.
         return graph if graph.scratch_moves == moves else None
 
 
