@@ -118,7 +118,7 @@ Weights = Annotated[
     env_option(
         "--weights",
         variable="NOTSO_WEIGHTS",
-        help="Use the mapped file (mmap) or copy weights to huge pages (packed or hugepages); auto chooses.",
+        help="Use the mapped file (mmap) or copy weights to huge pages (packed, alias hugepages); auto chooses.",
     ),
 ]
 KV = Annotated[

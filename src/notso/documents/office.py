@@ -51,12 +51,13 @@ class _Page:
 
     def end_paragraph(self) -> None:
         text = joined(self.paragraph).strip()
-        if text or self.prefix.strip("#- "):  # a cell may consist of the number of its row
+        if text or self.prefix.strip("#- "):  # a paragraph may have only an automatic number
             self._open_blocks().append((self.prefix + text).strip())
         self.paragraph, self.prefix = [], ""
 
     def add_mark(self, mark: str) -> None:
-        # A letter would continue a word, a number a superscript, and as a superscript it would be a power of a number.
+        # Raised, a letter would seem to continue a word, a number after a superscript to continue this, and a number
+        # after a digit to be an exponent. Such marks are in brackets.
         last = (self.paragraph or [""])[-1]
         is_apart = any(map(str.isdecimal, mark)) and not (isinstance(last, Raised) or last[-1:].isdecimal())
         self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")
@@ -99,7 +100,7 @@ class _Page:
         return text
 
     def text_before_break(self) -> str:
-        # The number and heading mark of a paragraph are on the page of its first text.
+        # If a paragraph has no text before the break, its number and heading mark move to the next page.
         prefix = "" if any(map(str.strip, self.paragraph)) else self.prefix
         self.prefix = self.prefix.removeprefix(prefix)
         text, self.prefix = self.text(), prefix
@@ -168,7 +169,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         if skip_depth or (start and (event.name in skipped or styles.hide(event) or in_frame == event.name)):
             skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
         elif event.name == "frame":
-            in_frame = "title" if start else ""  # its alternative text, not the field `title` of a text
+            in_frame = "title" if start else ""  # in a frame, alternative text; elsewhere, a field of a text
         elif event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
             page.paragraph.append(next((each for each in forms if each is not str), str)(text))
@@ -569,8 +570,8 @@ def _word_pages(
     page, skip_depth, in_text = _Page(), 0, False
     style, list_id = _WordStyle(), ""  # of the current paragraph
     level: int | None = None
-    # Whether the end of the current paragraph is deleted or hidden, so that the next paragraph continues it.
-    is_in_properties = is_continued = False
+    is_in_properties = False
+    is_continued = False  # the end of the current paragraph is deleted or hidden; the next one continues it
     outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
     lists.restart()
     reading, reading_start = "", 0
@@ -582,7 +583,7 @@ def _word_pages(
     for event in formulas_as_text(events):
         start = event.kind == "start"
         if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
-            # With specVanish, it is not hidden, but separates a heading from text in the same line.
+            # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
             is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in _TRUE)
         if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange"):
             skip_depth += 1 if start else -1

@@ -49,7 +49,7 @@ def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: boo
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """A layer's matrices (outputs, inputs) and float32 norms (hidden,)."""
+    """A layer's matrices, shape (outputs, inputs), and float32 norms, shape (hidden,)."""
 
     input_layernorm: Array
     q_proj: Weight
@@ -70,7 +70,7 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
-# In the order of MATRICES. A step reads the rows of a group's matrices alternately.
+# Groups of matrices, in the order of MATRICES. A step reads one row of each matrix of a group in turn.
 READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, without `blk.N.` and `.weight`.
 TENSOR_NAMES = {

@@ -90,13 +90,13 @@ class Submissions:
 
 
 LARGE_PROMPT = 4 << 20
-"""Characters, including those of tools and Python's syntax."""
+"""Characters in the `repr` of messages and tools."""
 
 
 def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:
     """Return a prompt's token count. Raises ContextLengthError if it is large and far exceeds the context. Blocks."""
-    # `estimate` does not tokenize such prompts, which takes up to 36 bytes of memory per character, but waits until the
-    # engine has completed a step, which would delay each small request of an owner with a quota.
+    # Tokenizing takes up to 36 bytes of memory per character, so `estimate`, which does not tokenize, is used for large
+    # prompts. It waits until the engine has completed a step, which would delay small requests of owners with a quota.
     if len(repr((messages, options.tools))) <= LARGE_PROMPT:
         return engine.count_tokens(messages, options)
     return engine.estimate(messages, options).prompt_tokens
@@ -348,6 +348,7 @@ class RunningRequest:
             self._requests.host.release(served)
 
     def _follow_generations(self) -> None:
+        # If one submission fails, the generations that began before it are followed, too.
         self._submitting = False
         self._release_unused_reservations()
         self._started = True

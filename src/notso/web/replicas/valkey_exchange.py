@@ -40,7 +40,7 @@ BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""Delay before messages are sent, so that they are batched and the response to the request is sent before them."""
+"""Delay before messages are sent, to batch them, and to send the HTTP response to their request first."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MAX_MESSAGES = 10_000
@@ -163,8 +163,8 @@ class ValkeyExchange:
             return True
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        # Queue the value first, so that it is not lost if this call is canceled. After a failure, queuing could
-        # overwrite a newer value that another call has stored in the meantime.
+        # Queue the value first, so that it is not lost if this call is canceled. Queuing it after a
+        # failure could overwrite a newer value that another call has stored in the meantime.
         key, unsaved = f"notso:value:{name}", (value, max(1, int(seconds)))
         self._unsaved.pop(key, None)
         self._unsaved[key] = unsaved

@@ -134,7 +134,7 @@ class Turns:
                 callback(turn)
 
     def _newest_of(self, chat_id: str) -> Turn | None:
-        # After a chat was cleared, its stopped turn may end later than the next turn starts.
+        # When a chat has been cleared, its stopped turn may still be running when the next turn starts.
         turns = (each.turn for each in reversed(self._consumers.values()))
         return next((turn for turn in turns if turn.message.chat_id == chat_id), None)
 
@@ -244,7 +244,7 @@ class Turns:
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:
                 self.stop(generation_id)
         for generation_id, expected in self._expected.items():
-            # A question that is not stored yet is stored only if its chat still exists.
+            # Others need not be stopped: storing their question fails if the chat no longer exists.
             if expected.is_stored and (expected.owner, expected.chat_id) == (owner, chat_id):
                 self.stop(generation_id)
 

@@ -274,7 +274,8 @@ ANSWER_NOTES: Notes = {
     "keep_alive": works(
         "how long the model stays loaded after this response: seconds, or a duration such as `5m` or `1h30m`; default: "
         "the server's `--keep-alive`. 0: unload when idle; a request without messages or a prompt then only unloads. "
-        "Negative: never unload. For operators only; for other callers, it is ignored, and unloading is refused"
+        "Negative: never unload. For operators only: for other callers, the value is ignored, and a request that only "
+        "unloads is refused"
     ),
     "truncate": hint("prompts that do not fit are refused"),
     "shift": hint("a response ends when the context is full"),

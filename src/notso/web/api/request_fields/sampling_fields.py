@@ -244,7 +244,7 @@ class SamplingFields(UnsupportedSamplerFields):
 
     @property
     def common(self) -> dict[str, Any]:
-        """Fields of an ApiRequest that all APIs with these fields set alike."""
+        """The ApiRequest fields that all APIs derive alike from these fields."""
         return {
             "model": self.model,
             "stream": bool(self.stream),

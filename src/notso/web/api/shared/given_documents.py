@@ -39,7 +39,7 @@ _FILE_FIELDS = ("file_data", "file_id")
 _DATA_URL = re.compile(r"data:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents by `RequestFile.key`: the id of a stored file, or the digest of the base64 text and the name."""
+"""Parsed documents by `RequestFile.key`: the id of a stored file, or the base64 text's digest and the file's name."""
 NO_FILES: Files = {}
 
 
@@ -166,7 +166,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse an OpenAI request, replacing its files with their text.
 
-    Quoting fields (see `has_quoting_fields`) may quote the files, and the last user message under the name "prompt".
+    The sources of quoting fields (see `has_quoting_fields`) are the files, and the last user message, named "prompt".
     """
     api_request = parse(inline_files(body, files))
     if not has_quoting_fields(api_request.options):
@@ -188,7 +188,7 @@ def has_quoting_fields(options: RequestOptions) -> bool:
 
 
 def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], RequestFile]]:
-    # Yields each part with a file, the object that contains the file's fields, and the RequestFile made from them.
+    # For each part that contains a file, yields the part, the object with the file's fields, and their RequestFile.
     for name in ("messages", "input"):
         items = body.get(name)
         for at, message in enumerate(items if isinstance(items, list) else ()):

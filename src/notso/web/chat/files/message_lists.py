@@ -1,4 +1,4 @@
-"""Conversion of lists of messages, in the forms in which programs store them, to messages of the OpenAI API.
+"""Conversion of lists of messages, as other programs store them, to messages of the OpenAI API.
 
 Fields without a counterpart are ignored. What notso cannot store is omitted and counted, as in `other_programs`.
 """
@@ -64,7 +64,7 @@ def find_lists(value: Any, depth: int = MAX_DEPTH) -> Iterator[JSON]:
 def separate_chats(document: JSON) -> Iterator[JSON]:
     """Yield the chats of a document whose list of messages may be a table of a database, as in LobeChat's exports.
 
-    In a table, each message has the id of its chat, and the order is that of the times.
+    In a table, each message has the id of its chat, and a chat's messages are ordered by time.
     """
     listed = document["messages"]
     key = next((name for name in _CHAT_KEYS if all(isinstance(each, dict) and each.get(name) for each in listed)), None)
@@ -97,7 +97,7 @@ def to_openai(document: JSON, reader: Reader) -> JSON:
     prompts = (_Content(reader, {"content": each}).text for each in given if isinstance(each, str | dict | list))
     system = next(filter(None, prompts), "")
     messages: list[JSON] = [{"role": "system", "content": system}] if system else []
-    waiting: dict[str, str] = {}  # calls of the last answer without a result: id -> name of the function
+    waiting: dict[str, str] = {}  # the last answer's calls that have no result yet: id -> function name
     for message in document["messages"]:
         role = _role(message) if isinstance(message, dict) else None
         if role is None:
