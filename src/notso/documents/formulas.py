@@ -26,7 +26,7 @@ _TEX = ("application/x-tex", "TeX", "LaTeX")
 
 MAX_LEVEL = 8  # of lists; the outermost level is 0
 MAX_LABEL = 100  # characters
-# Other names of number formats: of HTML and style sheets, and of Office Open XML.
+# Other names of number formats, in HTML, style sheets and Office Open XML.
 _FORMATS = {
     **dict.fromkeys(("lower-alpha", "lower-latin"), "a"),
     **dict.fromkeys(("upper-alpha", "upper-latin"), "A"),
@@ -76,8 +76,8 @@ _SYMBOLS = {
     ),
 }
 
-# Elements of Office Open XML with earlier content. For older programs, a Fallback element repeats the content of the
-# Choice element before it.
+# Elements of Office Open XML with replaced content (`del`, `moveFrom`), or with the content of the preceding Choice
+# element in a form for older programs (`Fallback`).
 REPLACED = ("Fallback", "del", "moveFrom")
 
 
@@ -102,14 +102,14 @@ def joined(pieces: Iterable[str]) -> str:
     for kind, group in groupby(pieces, key=type):
         text = forms.get(kind, str)("".join(group))
         if last.isdecimal() and text[:1].isdecimal() and (is_lowered or kind is Lowered):
-            texts.append("_" if kind is Lowered else " ")  # 101 to the base 2, and the logarithm to the base 10 of 100
+            texts.append("_" if kind is Lowered else " ")  # as in 101_2 and log10 100
         texts.append(text)
         last, is_lowered = text[-1:] or last, kind is Lowered
     return "".join(texts)
 
 
 def _struck(text: str) -> str:
-    # Without marks, a price of 100, struck through, before one of 80 would be 10080.
+    # Without marks, a struck price of 100 before a new price of 80 would be 10080.
     core = text.strip()
     return text.replace(core, f"~~{core}~~") if core else text
 
@@ -302,7 +302,7 @@ def formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
 
 
 def unicode_text(text: str, font: str, is_private: bool = False) -> str:
-    # Returns text in a font without Unicode. is_private: only characters from the private use area are in this font.
+    # Converts text in a font without Unicode. is_private: convert only characters of the private use area.
     symbols = _SYMBOLS.get(font)
     if symbols is None:
         return text
@@ -312,12 +312,12 @@ def unicode_text(text: str, font: str, is_private: bool = False) -> str:
 
 def symbol(font: str, code: str) -> str:
     number = int(code, 16) if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
-    text = chr(number) if 0x20 <= number < 0xD800 and font not in _SYMBOLS else ""  # later ones are private
+    text = chr(number) if 0x20 <= number < 0xD800 and font not in _SYMBOLS else ""  # then surrogates and private use
     return _SYMBOLS.get(font, {}).get(number & 0xFF, text)
 
 
 def numeral(number: int, form: str) -> str:
-    # A form is a format of Office Open XML, OpenDocument or HTML; in unknown formats, numbers are decimal.
+    # form: a number format of Office Open XML, OpenDocument or HTML; unknown formats are decimal.
     form = _FORMATS.get(form, form)
     if re.fullmatch("0{1,4}1", form):
         return str(number).zfill(len(form))
@@ -353,7 +353,7 @@ def numeral(number: int, form: str) -> str:
 
 
 def slide_label(form: str, number: int) -> str:
-    # Of PowerPoint, where a form is a format and its punctuation.
+    # form: PowerPoint's name of a format and its punctuation, such as arabicPeriod.
     found = re.fullmatch("([A-Za-z0-9]+?)(Period|ParenR|ParenBoth|Plain|Minus)", form)
     style, punctuation = found.groups() if found else ("", "Period")
     marks = {"Period": "{}.", "ParenR": "{})", "ParenBoth": "({})", "Plain": "{}", "Minus": "{}-"}
@@ -375,7 +375,7 @@ class ListLevel:
     form: str = ""
     text: str = ""  # as in Office Open XML, such as `%1.%2`
     start: int = 0
-    restarts_after: int = MAX_LEVEL  # at items of outer levels below this one
+    restarts_after: int = MAX_LEVEL  # items of levels below this number restart the numbers
     is_decimal: bool = False
 
 

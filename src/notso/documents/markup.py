@@ -108,7 +108,7 @@ class _Text(HTMLParser):
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
-        self._navigation = 0  # lists in a table of contents or a path of pages have no numbers
+        self._navigation = 0  # > 0: in a table of contents or breadcrumbs, where lists have no numbers
         self._tables: list[_Table] = []  # open tables
         self._lists: list[_List] = []  # open lists
         self._item = -1  # place after the bullet or number of the last item
@@ -304,7 +304,7 @@ def _input_text(values: Mapping[str, str | None]) -> str:
     if kind in ("checkbox", "radio"):
         return "\u2612" if "checked" in values else "\u2610"
     value = values.get("value") if kind not in _UNSEEN_INPUTS else ""
-    return f" {value} " if value else ""  # apart from the digits and words beside it
+    return f" {value} " if value else ""  # separated from adjacent digits and words
 
 
 def _integer(value: str | None) -> int | None:
@@ -313,7 +313,7 @@ def _integer(value: str | None) -> int | None:
 
 
 def _number_form(values: Mapping[str, str | None], default: str) -> str:
-    # Returns the form of the numbers of a list or item in a list with this form.
+    # Returns the number format of a list, or of an item in a list of format `default` (empty: bullets).
     styles = _LIST_STYLE.findall(values.get("style") or "")
     form = styles[-1] if styles else values.get("type") or default
     return form if default and form not in ("none", "disc", "circle", "square") else ""

@@ -492,7 +492,7 @@ def _odf_level(event: XMLEvent) -> ListLevel:
         form = "lowerLetter" if form == "a" else "upperLetter"
     shown = ".".join(f"%{each}" for each in range(max(1, level - _count(event, "display-levels") + 1), level + 1))
     text = given.get("num-prefix", "") + shown * (form != "none") + given.get("num-suffix", "")
-    text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # of LibreOffice
+    text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # LibreOffice's
     if form == "none" and (event.name == "list-level-style-bullet" or not re.search(r"[^\W\d]", text)):
         text = ""
     return ListLevel(form, text, _count(event, "start-value"))
@@ -506,7 +506,7 @@ class _ODFNumbers:
         self._open: list[tuple[str, ListNumbers]] = []  # style and numbers of the open lists
         self._by_id: dict[str, ListNumbers] = {}
         self._by_style: dict[str, ListNumbers] = {}
-        self._item: XMLEvent | None = None  # until its first paragraph
+        self._item: XMLEvent | None = None  # the open item, until its first paragraph
 
     def start(self, event: XMLEvent) -> None:
         given = event.attributes
@@ -729,7 +729,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
         elif event.name == "p" and start:
             level, form = 0, ("", 1)
         elif event.name == "p":
-            if any(map(str.strip, page.paragraph)):  # others have no number
+            if any(map(str.strip, page.paragraph)):  # empty paragraphs have no number
                 last_form, last = numbers.get(level, (form, form[1] - 1))
                 numbers = {outer: each for outer, each in numbers.items() if outer < level}
                 if form[0]:

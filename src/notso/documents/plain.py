@@ -71,7 +71,7 @@ MAX_PARTS = 1_000
 _GUESS_SAMPLE = 1 << 15
 MIN_SCORE = 0.55
 MAX_LETTER_SCORE = 0.8  # approximately
-MIN_MISPLACED = 2  # different signs within words, which are letters in another encoding; one sign may be a separator
+MIN_MISPLACED = 2  # different signs within words suggest another encoding; a single one may be a separator
 MIN_FREQUENT = 0.85
 MIN_KANA = 0.15
 _FOREIGN = re.compile("[^\0-\x7f]")
@@ -132,7 +132,8 @@ _LATIN = (
     ("cp852", "IBM852", _CENTRAL),
     ("cp437", "IBM437", _WESTERN),
 )
-# Vietnamese and Baltic languages have letters of many Western ones, which a list of names may contain together.
+# Subtracted from the shares of encodings for Vietnamese and Baltic languages: these have letters of several Western
+# languages, which a list of names may contain, too.
 _DOUBTS = {"cp1257": 0.015, "iso8859-13": 0.015, "cp1258": 0.15}
 
 
@@ -158,7 +159,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
-    if b"\x1b$" in data[:_SAMPLE] and data.isascii():  # escape sequences, with which ASCII bytes become Japanese
+    if b"\x1b$" in data[:_SAMPLE] and data.isascii():  # escape sequences that switch to Japanese
         with suppress(UnicodeDecodeError):
             return _require_text(data.decode("iso2022_jp_ext")), "ISO-2022-JP"
     if (utf16 := _guess_utf16(data[:_SAMPLE])) is not None:

@@ -42,7 +42,7 @@ _ODS_UNIT = re.compile(
     rb"""value-type=["'](?:(percentage)|currency["'].{0,200}?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
 )
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
-_MAX_COLUMNS = 1_000  # that a cell is repeated
+_MAX_COLUMNS = 1_000  # repetitions of a cell
 _MAX_FORMAT = 255  # characters
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _TEXT_CELL = re.compile(rb"""\bt=["']str["']""")  # its formula may return an empty text, which is then not stored
@@ -167,7 +167,7 @@ class _Units:
                     yield event.name, event.attributes
 
     def added(self, sheet: int, name: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
-        # Yields the texts of cells. left: the column of the first ones.
+        # Yields the texts of each row. left: the first column.
         part = self._parts.get(name, "")
         units = _Groups(self._xlsx_cells(part) if part else (place[1:] for place in self._ods_sheets.get(sheet)))
         for number, row in enumerate(rows):
@@ -223,7 +223,7 @@ class _Units:
 
 
 class _Groups(Generic[T]):
-    # The items with the same first number, which increases.
+    # Groups items by their first number, which never decreases.
     def __init__(self, items: Iterable[T]) -> None:
         self._groups = groupby(items, key=itemgetter(0))
         self._next: tuple[int, Iterator[T]] | None = (-1, iter(()))

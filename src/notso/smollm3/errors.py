@@ -32,7 +32,7 @@ class TemplateError(ModelError):
 class InvalidRequestError(ModelError, ValueError):
     """A request is invalid; `param` names the field."""
 
-    index: int | None = None  # of the invalid one of several requests that are submitted together
+    index: int | None = None  # which of several requests submitted together is invalid
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

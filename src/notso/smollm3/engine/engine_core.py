@@ -494,7 +494,7 @@ class EngineCore:
         if self._requests.pop(request.sequence, None) is None:
             return
         context = request.generation.context
-        # Even if one of these fails, the sequence must leave the scheduler, and clients must receive the last events.
+        # Even if one of these calls fails, the sequence must leave the scheduler, and clients must get the last events.
         try:
             if self._offload is not None:
                 self._offload.offer(request.sequence)

@@ -279,8 +279,8 @@ def _compile_expression(key: str, pattern: str, *, at_end: bool = False) -> Call
 
 
 def _has_one_meaning(pattern: str, *in_peft: str) -> bool:
-    # Returns whether Rust's regular expressions, if they accept the pattern, give it the same meaning as Python's,
-    # which PEFT uses. Python has no set operations, nested sets, word boundaries like \< and \b{start}, or spaces in
+    # Returns whether a pattern, if Rust's regular expressions accept it, means the same in Python's, which PEFT
+    # uses. Python has no set operations, nested sets, word boundaries like \< and \b{start}, or spaces in
     # counts; Rust has no possessive quantifiers. Non-ASCII ranges would take long to compile.
     if len(pattern) > MAX_PATTERN_CHARACTERS or not pattern.isascii() or _FOREIGN.search(pattern):
         return False

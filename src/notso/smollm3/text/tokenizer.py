@@ -174,8 +174,8 @@ class Tokenizer:
         return ids
 
     def _refuse_long_texts(self, texts: Iterable[str], most_tokens: int) -> None:
-        # A text is encoded as a whole, which takes a hundred bytes of memory per token. Therefore, the tokens of texts
-        # of several batches are first counted piece by piece. At the ends of pieces, the count may differ slightly.
+        # Encoding a whole text takes a hundred bytes of memory per token, so the tokens of long texts are first counted
+        # piece by piece. At the ends of pieces, the count may differ slightly.
         for text in texts:
             count = 0
             for start in range(0, len(text) if len(text) > LONG_CHARACTERS else 0, BATCH_CHARACTERS):

@@ -211,7 +211,7 @@ class KeyRing:
     async def end_session(self, token: str) -> None:
         """End the session of a cookie value on all replicas."""
         # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
-        # outlives the session. The message is sent after storing the revocation: a replica that loads the session
+        # is stored that outlives the session. The message is sent afterward: a replica that loads the session
         # meanwhile either finds the revocation or receives the message.
         digest = _digest(token)
         if self._storage is not None:

@@ -367,7 +367,7 @@ class ClientConnection(H11Protocol):
             self._send_timer = None
 
     def _drop_unread(self) -> None:
-        # A timer runs outside the request's context, which has the request id for the log record.
+        # A timer calls this outside the request's context, so set the request id for the log record.
         scope: dict[str, Any] = dict(self.cycle.scope) if self.cycle is not None else {}
         token = request_id.set(scope.get(SCOPE_KEY))
         access_log.info("the client read nothing for %g s; connection dropped", self._send_seconds)

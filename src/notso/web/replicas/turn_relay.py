@@ -104,7 +104,7 @@ class TurnRelay:
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_local_chat(more[0], name)
-        elif method == "stop" and name in self._turns.known:  # also a turn that is about to start
+        elif method == "stop" and name in self._turns.known:  # includes turns about to start
             self._turns.stop(name)
         elif name in self._turns.generations:
             if method == "answer_now":

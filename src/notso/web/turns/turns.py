@@ -230,7 +230,7 @@ class Turns:
 
     @contextlib.contextmanager
     def stopping(self, owner: str, *chat_ids: str) -> Iterator[None]:
-        # Chats are stopped after their deletion, because until then, another tab may send a question; and also if the
+        # Stop chats after their deletion, because another tab may send a question until then. Stop them even if the
         # deletion has failed, because a failure may be reported after the commit.
         try:
             yield
@@ -296,6 +296,6 @@ class Turns:
 
     def _discard_finished(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # Without this, a busy server would have thousands of timers within KEEP_FINISHED_SECONDS.
+        # Cancel the timer, because a busy server would have thousands within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()

@@ -546,7 +546,7 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _limited_cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        # Checked at each level of nesting, before the enclosing level is computed.
+        # The number is checked at each level of nesting, before the enclosing level is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")

@@ -192,7 +192,7 @@ CAPABILITIES = ("completion", "tools", "thinking")
 # Expiry of a model that stays loaded, about as distant as in Ollama. Python cannot convert the year 9999 to time zones
 # east of UTC.
 NEVER = "2200-01-01T00:00:00Z"
-# Both defaults are for models that have not been loaded. Zed and Roo Code show no models if one lacks these fields.
+# Defaults for models that have not been loaded. Zed and Roo Code show no models if one lacks these fields.
 _FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]} | {
     "parameter_size": "",
     "quantization_level": "unknown",

@@ -338,7 +338,7 @@ class ResumableStreams:
         log = None
         if self._exchange.is_shared:
             log = AnswerLog(name, serializer.body(), serializer.error_frame(replica_stopped_error()))
-        self._streams.pop(key, None)  # so that the new answer is the last one
+        self._streams.pop(key, None)  # the dict is ordered by age: add the new one at the end
         stream = self._streams[key] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim, log)

@@ -275,7 +275,7 @@ class EngineLink:
         return connection
 
     def _abort_calls(self) -> None:
-        # All calls that wait for a response fail at once when the socket is shut down.
+        # Shutting down the socket makes a call that waits for a response fail at once.
         for connection in list(self._in_use):
             try:
                 connection.sock.shutdown(2)
@@ -462,7 +462,7 @@ _CARRIED = {
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     try:
-        # Other threads can run in between, and text outside ASCII keeps its size, which the engine limits.
+        # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII, whose size is limited.
         return json_bytes(body, allow_nan=True)
     except UnicodeEncodeError:  # a lone surrogate, about which the engine returns an error
         return json.dumps(body).encode()
