@@ -56,8 +56,8 @@ class _Page:
         self.paragraph, self.prefix = [], ""
 
     def add_mark(self, mark: str) -> None:
-        # Raised, a letter would seem to continue a word, a number after a superscript to continue this, and a number
-        # after a digit to be an exponent. Such marks are in brackets.
+        # In brackets: letters, which would continue the word, and numbers after a superscript, which they would
+        # continue, or after a digit, whose exponent they would be.
         last = (self.paragraph or [""])[-1]
         is_apart = any(map(str.isdecimal, mark)) and not (isinstance(last, Raised) or last[-1:].isdecimal())
         self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")

@@ -132,8 +132,8 @@ _LATIN = (
     ("cp852", "IBM852", _CENTRAL),
     ("cp437", "IBM437", _WESTERN),
 )
-# Subtracted from the shares of encodings for Vietnamese and Baltic languages: these have letters of several Western
-# languages, which a list of names may contain, too.
+# Subtracted from the shares of encodings for Vietnamese and Baltic languages. A list of names may contain the same
+# letters, from several Western languages.
 _DOUBTS = {"cp1257": 0.015, "iso8859-13": 0.015, "cp1258": 0.15}
 
 

@@ -160,9 +160,9 @@ class EngineMeter:
         return self._contexts.get(depth, []) + self.random_ids(new_tokens)
 
     def _fill_cache(self, ids: list[int]) -> None:
-        # To be quick, only two blocks are prefilled, and all later blocks are copies of the second one. This is
-        # sufficient because a step's time depends on the number of cached tokens, not on their content. The first block
-        # is not copied, because low-bit cache formats also store it in a more precise format.
+        # Only two blocks are prefilled. All later ones are copies of the second, because a step's time depends on the
+        # number of cached tokens, not on their content. The first is not copied, because low-bit cache formats also
+        # store it more precisely.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return

@@ -189,8 +189,7 @@ class BodyBudget:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
         if not self._has_room(arrival, size):
-            # Only one waiting body at a time looks for others to evict. If every waiting body searched all others, the
-            # cost would be quadratic.
+            # Only one waiting body at a time looks for others to evict: if all did, the cost would be quadratic.
             async with self._eviction_lock:
                 while not self._has_room(arrival, size):
                     await self._evict_or_wait(arrival)

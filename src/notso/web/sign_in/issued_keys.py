@@ -46,8 +46,8 @@ def digest_of(secret: str) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    # `notso keys remove proxy:ann` must remove the user with this id, not a key with this name. Because the part before
-    # the colon can be the name of any sign-in plugin, key names may not contain colons.
+    # Key names have no colon, because `notso keys remove proxy:ann` must remove the user with this id. The part before
+    # the colon can be any plugin's name.
     return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip() and ":" not in name
 
 

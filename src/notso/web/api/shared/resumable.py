@@ -350,8 +350,7 @@ class ResumableStreams:
         return stream
 
     def _drop_excess(self) -> None:
-        # Drop the oldest finished answers of the owner with the most answers, so that one user's answers do not
-        # displace those of others.
+        # Drop the oldest finished answers of the owner with the most, so that one user's do not displace others'.
         while len(self._streams) > MAX_RESUMABLE:
             counts = Counter(owner for owner, _ in self._streams)
             finished = (key for key, each in self._streams.items() if each.finished)

@@ -339,8 +339,8 @@ def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) ->
 
 
 def _release_body(request: Request) -> None:
-    # Otherwise, the body would count against the budget until the response starts, which is at the end of generation
-    # if it is not streamed.
+    # Otherwise, the body would count against the budget until the response starts: after generation, if it is not
+    # streamed.
     request._body = b""
     if (release := request.scope.get(RELEASE_BODY)) is not None:
         release()
