@@ -372,7 +372,7 @@ PLANTS = {
             ),
             f"{SOURCE}/qtensor/reference/unpacked_blocks.py": (
                 ("    Q2_K,\n", "    PLANTED,\n"),
-                ("# Functions that unpack (n, block_bytes)", UNPACK_REFERENCE),
+                ("UNPACK_256: dict[Format", UNPACK_REFERENCE),
                 ("    Q2_K: _q2_k,\n", "    PLANTED: _planted,\n"),
             ),
         },

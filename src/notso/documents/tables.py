@@ -247,7 +247,7 @@ def _unit(form: str) -> str:
     marks = re.sub(r'"[^"]*"|[\\_*].|\[[^]]*\]', "", form)
     if "%" in marks:
         return "%"
-    text = re.sub(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^]-]*))?[^]]*\]|General|[#0?.,()+-]', r"\1\2\3", form).strip()
+    text = re.sub(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^][-]*+))?[^][]*\]|General|[#0?.,()+-]', r"\1\2\3", form).strip()
     is_currency = re.search("[$€£¥₩₹₽]", text) or re.search(r"\[\$[^]-]", form)
     is_scaled = re.search("[#0?],+(?![#0?,])", marks)  # shows 5 for 5,000
     return text if is_currency and not is_scaled and re.fullmatch(r"\S{1,9}", text) else ""
