@@ -39,10 +39,10 @@ check: $(VENV)/.dev  ## run what .ci/run does: lint, the default suite, and the 
 	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac && \
 	  $(if $(AGAIN),:,$(BIN)/python tests/long_tests.py --record "$$LONG")
 
-# The default is six workers for two cores, because tests often wait. With AGAIN=1, failed tests (pytest's exit code 1)
+# The default is four workers for two cores, because tests often wait. With AGAIN=1, failed tests (pytest's exit code 1)
 # are left to `make again`; any other exit code fails the target.
-JOBS ?= 6
-tests: $(VENV)/.dev  ## run tests with six workers (FILES="tests/web/chat")
+JOBS ?= 4
+tests: $(VENV)/.dev  ## run tests with four workers (FILES="tests/web/chat")
 	@rm -f .pytest_cache/v/cache/lastfailed; \
 	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FILES) </dev/null || [ "$$?:$(AGAIN)" = 1:1 ]
 
