@@ -502,7 +502,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         for reading in (store.chat, store.chat_snapshot, store.generation, store.response):
             await reading(OWNER, chat.id)
         await store.search(OWNER, "text", 9)
-        trash = await store.trash_messages(OWNER, chat.id, reset=True)
+        trash, _ = await store.trash_messages(OWNER, chat.id, reset=True)
         await store.restore(OWNER, trash)
         await store.restore(OWNER, await store.trash_chat(OWNER, chat.id))
 

@@ -231,8 +231,8 @@ def test_query_cost_does_not_depend_on_store_size(tmp_path: Path) -> None:
         await count("prompt", lambda: store.branch(OWNER, chat[0].id, None, most_characters=1000), reader)
         await count("piece", lambda: anext(store.message_chunks(OWNER, chat[0].id)), reader)
         writer = store._require_writer().connection
-        trash_id = await store.trash_messages(OWNER, chat[0].id, reset=False) or ""
-        await count("restore", lambda: store.restore(OWNER, trash_id), writer)
+        trash_id, _ = await store.trash_messages(OWNER, chat[0].id, reset=False)
+        await count("restore", lambda: store.restore(OWNER, trash_id or ""), writer)
         await store.trash_messages(OWNER, chat[0].id, reset=False)
         await count("purge", lambda: store.purge(0), writer)
         return counted

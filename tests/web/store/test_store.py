@@ -233,7 +233,7 @@ def test_ids_of_other_owners_are_unknown(kept: Kept) -> None:
         assert not await store.choose(other, chat.id, turn.assistant_message.id)
         assert not await store.edit_message(other, chat.id, turn.assistant_message.id, "x")
         assert await store.trash_chat(other, chat.id) is None
-        assert await store.trash_messages(other, chat.id, reset=True) is None
+        assert await store.trash_messages(other, chat.id, reset=True) == (None, [])
         assert await store.search(other, "question", 9) == []
         assert (await store.chat(OWNER, chat.id)) is not None
 

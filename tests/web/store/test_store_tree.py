@@ -115,7 +115,7 @@ def test_replies_deleted_before_their_question_are_purged_with_it(kept: Kept, mo
         await store.add_chat(OWNER, chat, [])
         await store.add_messages(OWNER, messages)
         assert await store.trash_message(OWNER, chat.id, messages[2].id)
-        assert await store.trash_messages(OWNER, chat.id, reset=False)
+        assert (await store.trash_messages(OWNER, chat.id, reset=False))[0]
         assert await store.purge(0.0) == 2 and await store.purge(0.0) == 0
         words = await store.run_read(lambda db: set(db.vocabulary(OWNER)), OWNER)  # type: ignore[attr-defined]
         assert words == {"long"}, "the words of deleted messages are erased"
@@ -136,14 +136,14 @@ def test_deleted_chats_and_messages_can_be_restored_until_purged(kept: Kept) -> 
         assert await store.restore("other", trash_id) == []
         assert await store.restore(OWNER, trash_id) == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
-        trash_id = await store.trash_messages(OWNER, chat.id, reset=True)
+        trash_id, _ = await store.trash_messages(OWNER, chat.id, reset=True)
         assert await shown(store, chat) == [] and await store.search(OWNER, "tusks", 9) == []
         assert (await store.chats(OWNER))[0].settings == {}
         assert await store.restore(OWNER, trash_id or "") == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
         for reset in (False, True):  # settings changed after the deletion are kept
-            trash_id = await store.trash_messages(OWNER, chat.id, reset=reset)
+            trash_id, _ = await store.trash_messages(OWNER, chat.id, reset=reset)
             await store.update_chat(OWNER, chat.id, settings={"seed": 2})
             assert await store.restore(OWNER, trash_id or "") == [chat.id]
             assert (await store.chats(OWNER))[0].settings == {"seed": 2}
@@ -195,7 +195,7 @@ def test_restored_messages_become_a_branch_beside_newer_ones(kept: Kept) -> None
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat, "old"), "old answer", chat)
-        trash_id = await store.trash_messages(OWNER, chat.id, reset=False)
+        trash_id, _ = await store.trash_messages(OWNER, chat.id, reset=False)
         await finished(store, a_turn(chat, "new"), "new answer")
         assert await shown(store, chat) == ["new", "new answer"]
         assert await store.restore(OWNER, trash_id or "") == [chat.id]
@@ -209,7 +209,7 @@ def test_restoring_a_running_answer_leaves_only_the_newer_unfinished(kept: Kept)
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat, "old"), chat)
-        trash_id = await store.trash_messages(OWNER, chat.id, reset=False)
+        trash_id, _ = await store.trash_messages(OWNER, chat.id, reset=False)
         await store.add_turn(OWNER, a_turn(chat, "new"))
         assert await store.restore(OWNER, trash_id or "") == [chat.id]
         unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]

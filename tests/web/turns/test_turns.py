@@ -260,6 +260,28 @@ def test_answer_is_stopped_if_the_deletion_of_its_chat_is_reported_as_failed(
     assert server.on_loop(lambda: server.chat.turns.find(asked.generation_id).log.status.phase) == "stopped"
 
 
+def test_clearing_a_chat_keeps_a_question_stored_since_then(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine(script(), slots=2)
+    server = start(engine).ready()
+    first = server.ask("one")
+    server.finished(first)
+    engine.gate.clear()
+    running = server.ask("two", first.chat_id)
+    trash, asked = server.shared.store.trash_messages, list[Any]()
+
+    async def clear_and_ask(owner: str, chat_id: str, *, reset: bool) -> object:
+        trashed = await trash(owner, chat_id, reset=reset)
+        asked.append(await asyncio.to_thread(server.ask, "three", chat_id))
+        return trashed
+
+    monkeypatch.setattr(server.shared.store, "trash_messages", clear_and_ask)
+    server.client.post(f"/chats/{first.chat_id}/clear")
+    engine.gate.set()
+    assert server.finished(asked[0]).state == "done"
+    server.on_loop(server.chat.turns.wait_for_all)
+    assert server.on_loop(lambda: server.chat.turns.find(running.generation_id).log.status.phase) == "stopped"
+
+
 def test_end_of_a_cleared_turn_keeps_the_mark_of_the_next_one(start: Start) -> None:
     reached, ends = (
         {"one": threading.Event(), "two": threading.Event()},

@@ -553,8 +553,8 @@ class ChatStore(Protocol):
     async def trash_chats(self, owner: str, chat_ids: Sequence[str]) -> tuple[str | None, int]:
         """Move chats to the trash, and return one id for `restore` and the number of chats moved."""
 
-    async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        """Move a chat's messages to the trash; `reset` also resets its settings."""
+    async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> tuple[str | None, list[str]]:
+        """Move a chat's messages to the trash, and return an id for `restore` and the unfinished generations' ids."""
 
     async def restore(self, owner: str, trash_id: str) -> list[str]:
         """Restore a trash entry and return the ids of its chats; return [] if it was purged."""

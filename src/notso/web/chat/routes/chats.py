@@ -265,10 +265,15 @@ async def delete(page: Page, chat: FoundChat, fields: Fields) -> Response:
 @router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
 async def clear(page: Page, chat: FoundChat, _: Fields) -> Response:
     """Delete a chat's messages; /reset also resets the chat's settings."""
-    reset = page.request.url.path.endswith("/reset")
-    with page.services.turns.stopping(page.owner, chat.id):
-        trashed = await page.store.trash_messages(page.owner, chat.id, reset=reset)
-    trash_id = require(trashed, words["error_unknown_chat"])
+    reset, turns = page.request.url.path.endswith("/reset"), page.services.turns
+    try:
+        found, unfinished = await page.store.trash_messages(page.owner, chat.id, reset=reset)
+    except BaseException:  # a failure may be reported after the commit, see `Turns.stopping`
+        turns.stop_chat(page.owner, chat.id)
+        raise
+    for generation_id in unfinished:  # a question that another tab has stored since then continues
+        turns.stop(generation_id)
+    trash_id = require(found, words["error_unknown_chat"])
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
     return await render_branch(page, chat.id, toast=toast)
 

@@ -374,9 +374,14 @@ def trash_chats(db: Database, owner: str, chat_ids: Sequence[str]) -> tuple[str 
     return trash_id, count
 
 
-def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> str | None:
-    trash_id = _create_trash_entry(db, owner, chat_id, "messages", with_settings=reset)
+def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> tuple[str | None, list[str]]:
+    trash_id, unfinished = _create_trash_entry(db, owner, chat_id, "messages", with_settings=reset), list[str]()
     if trash_id is not None:
+        sql = (
+            "SELECT generation_id FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL"
+            " AND state IN ('queued', 'running')"
+        )
+        unfinished = [row["generation_id"] for row in db.execute(sql, (chat_id, owner))]
         db.execute(
             "UPDATE messages SET trash_id = ? WHERE chat_id = ? AND owner = ? AND trash_id IS NULL",
             (trash_id, chat_id, owner),
@@ -384,7 +389,7 @@ def trash_messages(db: Database, owner: str, chat_id: str, *, reset: bool) -> st
         db.execute("UPDATE chats SET chosen_root = NULL WHERE id = ? AND owner = ?", (chat_id, owner))
         if reset:
             db.execute("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", (settings_json({}), chat_id, owner))
-    return trash_id
+    return trash_id, unfinished
 
 
 def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> str | None:
