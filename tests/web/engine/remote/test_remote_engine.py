@@ -368,6 +368,41 @@ def test_engine_shutdown_fails_running_response(start: Start, relayed: Relayed) 
     steps.end()
 
 
+ERROR_OF_OPENAI = {"code": "engine_lost", "type": "server_error", "param": None}
+LOST_ANSWERS = {
+    "/v1/chat/completions": (CHAT, ERROR_OF_OPENAI),
+    "/v1/completions": ({"prompt": "a"}, ERROR_OF_OPENAI),
+    "/v1/responses": ({"input": "a"}, ERROR_OF_OPENAI),
+    "/completion": ({"prompt": "a"}, ERROR_OF_OPENAI),
+    "/v1/messages": ({"model": "scripted", "max_tokens": 9, **CHAT}, {"type": "overloaded_error"}),
+    "/api/chat": ({"model": "scripted", "stream": False, **CHAT}, {}),
+    "/api/generate": ({"model": "scripted", "stream": False, "prompt": "a"}, {}),
+}
+
+
+@pytest.mark.parametrize("path", LOST_ANSWERS)
+def test_a_whole_response_may_be_repeated_after_engine_shutdown(
+    start: Start, relayed: Relayed, tmp_path: Any, path: str
+) -> None:
+    steps, (body, fields) = Steps(), LOST_ANSWERS[path]
+    scripted = ScriptedEngine(steps)
+    server = start(scripted, **ENGINE, drain_seconds=0.0).ready()
+    _, source = relayed(server.address)
+    front = start(source, data_dir=tmp_path / "front").ready()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(front.client.post, path, json=body)
+        wait(lambda: scripted.stats().running)
+        server.server.handle_exit(15, None)
+        wait(lambda: steps.let() or sending.done())
+    steps.end()
+    answer = sending.result()
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "5"), answer.text
+    error = answer.json()["error"]
+    message = error["message"] if fields else error
+    assert "stopped during this response" in message
+    assert all(error[name] == value for name, value in fields.items()), error
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

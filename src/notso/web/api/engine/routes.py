@@ -23,6 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from notso.smollm3 import (
     AdapterInfo,
     EngineError,
+    EngineLostError,
     Event,
     NotsoError,
     PromptInput,
@@ -236,7 +237,7 @@ class FrontEndSession:
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
         if self._front_ends.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
-            error = EngineError(Sentence("the engine stopped during this response", "engine_stopped"))
+            error = EngineLostError(Sentence("the engine stopped during this response", "engine_stopped"))
             return [*events[:-1], Event("error", error=error)]
         return events
 
