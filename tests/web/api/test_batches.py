@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -17,8 +18,9 @@ import pytest
 from architecture.test_growth import check_growth
 from scripted_engine import ScriptedEngine, say
 
-from notso.smollm3 import Event, Message
+from notso.smollm3 import EngineLostError, Event, Message
 from notso.web.api.batches import files
+from notso.web.api.shared.background import MAX_FAILURES, Repetition
 from notso.web.edge.errors import ApiError
 from notso.web.store.records import StoredFile
 from notso.web.store.sql.records import SQLRecords
@@ -333,6 +335,45 @@ def test_batch_retries_requests_when_queue_is_full(start: Start, monkeypatch: py
     client = client_of(server)
     batch = ended(server, client, begun(client, jsonl([entry(number) for number in range(30)])))
     assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
+
+
+def test_batch_repeats_a_request_without_engine_only_some_times(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notso.web.api.shared.background.LONGEST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr("notso.web.api.shared.background.LONGEST_RETRY_SECONDS", 0)
+    asked = list[str]()
+
+    def answer(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        text = messages[-1].content
+        asked.append(text)
+        if text == "question 1" or asked.count(text) < MAX_FAILURES:
+            yield Event("error", error=EngineLostError("the GPU failed"))
+        else:
+            yield from echo(messages, thinking)
+
+    server = start(ScriptedEngine(answer)).ready()
+    client = client_of(server)
+    batch = ended(server, client, begun(client, jsonl([entry(1), entry(2)])))
+    assert batch.request_counts.to_dict() == {"total": 2, "completed": 1, "failed": 1}
+    (failed,) = lines_of(client, batch.error_file_id)
+    assert failed["custom_id"] == "r1" and failed["response"]["status_code"] == 503
+    assert failed["response"]["body"]["error"]["code"] == "engine_lost"
+    assert sorted(asked) == ["question 1"] * MAX_FAILURES + ["question 2"] * MAX_FAILURES
+
+
+def test_pauses_before_repetitions_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = list[float]()
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def repeat(status: int, times: int) -> list[bool]:
+        repetition = Repetition()
+        return [await repetition.wait(status, {"retry-after": "20"}) for _ in range(times)]
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    assert asyncio.run(repeat(503, MAX_FAILURES)) == [True] * (MAX_FAILURES - 1) + [False]
+    assert pauses == [20, 20, 20, 40, 80, 160, 300]
+    assert asyncio.run(repeat(429, 50)) == [True] * 50, "limits and quotas are waited for"
 
 
 def test_batch_begun_while_the_model_is_loading_uses_all_slots(start: Start) -> None:

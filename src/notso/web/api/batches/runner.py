@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from notso.smollm3 import NotsoError
 from notso.text_file import NotTextError, decode_text
 from notso.web.api.request_fields.fields import invalid_field
-from notso.web.api.shared.background import internal_scope, send_internal, wait_if_busy
+from notso.web.api.shared.background import Repetition, internal_scope, send_internal
 from notso.web.api.shared.batch_line import BatchLine, read_line
 from notso.web.api.shared.services import ApiServices
 from notso.web.api.shared.serving import BACKGROUND
@@ -215,6 +215,7 @@ class _Run:
         return entry, json_bytes(entry.body)
 
     async def _send_request(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        repetition = Repetition()
         while True:
             caller = await self._runner.ring.with_current_key(Caller(*self._batch.plan["caller"]))
             if caller is None:
@@ -222,7 +223,7 @@ class _Run:
                 return 401, {}, json.dumps(error.body).encode()
             scope = {**internal_scope(self._runner.app, url, caller), BACKGROUND: True}
             status, headers, answer = await send_internal(self._inner_app, scope, body)
-            if not await wait_if_busy(status, headers):
+            if not await repetition.wait(status, headers):
                 return status, headers, answer
 
     async def _write(

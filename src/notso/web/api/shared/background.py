@@ -32,8 +32,10 @@ from notso.web.store.protocol import StoredResponse
 from notso.web.store.records import UnfinishedResponse
 from notso.web.values.durations import current_ms
 
-RETRY_STATUSES = frozenset({429, 503})
 LONGEST_RETRY_SECONDS = 30
+MAX_FAILURES = 8
+"""Responses with status 503 after which an internal request is not repeated again: after about ten minutes."""
+LONGEST_PAUSE_SECONDS = 300
 
 
 def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
@@ -57,13 +59,22 @@ def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
     }
 
 
-async def wait_if_busy(status: int, headers: Mapping[str, str]) -> bool:
-    """Wait before repeating a request to a busy server. Return False if the server is not busy."""
-    if status not in RETRY_STATUSES:
-        return False
-    wait_s = headers.get("retry-after", "")
-    await asyncio.sleep(min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1)))
-    return True
+class Repetition:
+    """Decides whether an internal request is repeated. Limits and quotas (429) end, but a failure (503) may last."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    async def wait(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Wait before a repetition. Return False if the response is final."""
+        self._failures += status == 503
+        if status not in (429, 503) or self._failures >= MAX_FAILURES:
+            return False
+        wait_s = headers.get("retry-after", "")
+        seconds = min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1))
+        pause_s = min(LONGEST_PAUSE_SECONDS, 5 << (self._failures - 1)) if status == 503 else 0
+        await asyncio.sleep(max(seconds, pause_s))
+        return True
 
 
 async def send_internal(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -237,10 +248,11 @@ class BackgroundResponses:
     ) -> tuple[int, Mapping[str, Any]]:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
-        body = await asyncio.to_thread(unfinished.body.encode)
+        body, repetition = await asyncio.to_thread(unfinished.body.encode), Repetition()
+        await self._shared.engine.wait_for_first_load()  # may take longer than the repetitions
         while True:
             status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, body)
-            if not await wait_if_busy(status, headers):
+            if not await repetition.wait(status, headers):
                 return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
     async def _fail(self, unfinished: UnfinishedResponse, message: str, code: str = "server_error") -> None:
