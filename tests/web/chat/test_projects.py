@@ -265,6 +265,28 @@ def test_members_share_project_documents_and_cache_but_not_chats(start: Start, t
     assert bob.get("/documents?q=heron").text.count("No matches in 0 documents") == 1
 
 
+def test_a_member_can_leave_a_project(start: Start, tmp_path: Path) -> None:
+    book = KeyManager(lambda: SQLiteAccessStore(tmp_path))
+    keys = [book.add(name)[0] for name in ("ann", "bob", "eve")]
+    server = start(answering(), data_dir=tmp_path, sign_in=SignInSettings(require_key=True)).ready()
+    ann, bob, eve = (
+        httpx.Client(base_url=server.address, headers={"Authorization": f"Bearer {key}"}, timeout=60) for key in keys
+    )
+    page = f"/projects/{created(ann, 'Birds')}"
+    for name in ("bob", "eve"):
+        ann.post(f"{page}/members", data={"name": name, "rights": "read"})
+    own, of_eve = (
+        re.findall(r'name="member" value="([^"]+)"[^>]*>Leave project', client.get(page).text)[0]
+        for client in (bob, eve)
+    )
+    assert "Leave project" not in ann.get(page).text
+    assert bob.post(f"{page}/members/remove", data={"member": of_eve}).status_code == 403
+    left = bob.post(f"{page}/members/remove", data={"member": own})
+    assert (left.status_code, left.headers["location"]) == (303, "/documents")
+    assert (bob.get(page).status_code, eve.get(page).status_code) == (404, 200)
+    assert bob.post(f"{page}/members/remove", data={"member": own}).status_code == 404
+
+
 def test_member_reuses_the_cached_project_prefix(start: Start, tmp_path: Path) -> None:
     book = KeyManager(lambda: SQLiteAccessStore(tmp_path))
     keys = [book.add(name)[0] for name in ("ann", "bob")]

@@ -153,7 +153,8 @@ class DocumentStore(Protocol):
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
         """Add or change a member. Also return False if `member` is the owner or MAX_MEMBERS is reached."""
 
-    async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
+    async def remove_member(self, owner: str, library_id: str, member: str) -> bool:
+        """Remove a member of one of the owner's libraries, or the caller from another owner's library."""
 
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
         """Move a chat to a project, or out of its project ('')."""

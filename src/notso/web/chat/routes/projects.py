@@ -94,11 +94,14 @@ async def set_member(page: Page, project: OwnProject, fields: Fields) -> Respons
 
 
 @router.post("/projects/{project_id}/members/remove", dependencies=[GUARDED])
-async def remove_member(page: Page, project: OwnProject, fields: Fields) -> Response:
-    member = fields.get("member", "")
+async def remove_member(page: Page, project: FoundProject, fields: Fields) -> Response:
+    """Remove a member, or leave another user's project."""
+    member, is_own = fields.get("member", ""), project.rights == "own"
+    if not is_own and member != page.owner:
+        raise Problem(403, words["error_project_rights"])
     if not await page.store.documents.remove_member(page.owner, project.id, member):
         raise Problem(404, words["error_member"].format(name=member[:MAX_NAME_CHARACTERS]))
-    return RedirectResponse(f"/projects/{project.id}", 303)
+    return RedirectResponse(f"/projects/{project.id}" if is_own else "/documents", 303)
 
 
 @router.post("/chats/{chat_id}/project", dependencies=[GUARDED])
@@ -120,6 +123,7 @@ async def _respond(page: PageRequest, project: Library, *, problem: str = "", ty
         **await documents_context(page, project),
         listed_chats=listed.chats,
         members=await page.store.documents.members(page.owner, project.id) if own else [],
+        own_id=page.owner,
         may_share=own and page.services.shared.accounts is not None,
         problem=problem,
         instructions=project.instructions if typed is None else typed,

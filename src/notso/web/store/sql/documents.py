@@ -148,8 +148,8 @@ class SQLDocuments:
         return await self._store.write(work, owner)
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool:
-        sql = f"DELETE FROM library_members WHERE library_id = ? AND member = ? AND {_OWN}"
-        return await self._store.change(owner, sql, library_id, member, owner)
+        sql = f"DELETE FROM library_members WHERE library_id = ? AND member = ? AND (member = ? OR {_OWN})"
+        return await self._store.change(owner, sql, library_id, member, owner, owner)
 
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
         def work(db: Database) -> bool:
