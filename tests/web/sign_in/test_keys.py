@@ -95,6 +95,22 @@ def test_revoked_key_is_rejected_at_the_next_request(start: Start, book: KeyMana
     assert asked(server, again).status_code == 200
 
 
+def test_shared_links_end_when_the_key_of_their_owner_is_revoked(start: Start, book: KeyManager) -> None:
+    keys = {name: book.add(name)[0] for name in ("ann", "bob")}
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    links = {}
+    for name, key in keys.items():
+        chat = server.client.post("/chats", data={"text": "x", "key": new_id()}, headers=bearer(key)).headers[
+            "location"
+        ]
+        page = server.client.post(f"{chat}/share", data={"days": "7"}, headers=bearer(key)).text
+        links[name] = re.findall(r'value="[^"]*(/shared/[\w-]{32})"', page)[0]
+    assert [server.client.get(each).status_code for each in links.values()] == [200, 200]
+    book.revoke("ann")
+    book.add("ann")
+    assert [server.client.get(each).status_code for each in links.values()] == [404, 200]
+
+
 def test_server_key_is_valid_beside_user_keys_and_is_operator(start: Start, book: KeyManager) -> None:
     secret, _ = book.add("ann")
     server = start(ScriptedEngine(), api_key=SERVER_KEY).ready()

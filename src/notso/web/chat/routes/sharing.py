@@ -11,9 +11,10 @@ from fastapi import APIRouter, Query, Response
 
 from notso.web.chat.chat_view import read_shown, require
 from notso.web.chat.views import Fields, FoundChat, Page, PageRequest
-from notso.web.edge.access import GUARDED, PUBLIC, audited
+from notso.web.edge.access import GUARDED, PUBLIC, Caller, KeyRing, audited
 from notso.web.edge.request_paths import base_path
 from notso.web.rendering.mathml import convert_formulas
+from notso.web.sign_in.users import KEY_OWNER
 from notso.web.store.protocol import MOST_SHOWN, Chat, ShareLink
 from notso.web.values.durations import current_ms
 from notso.web.values.errors import Problem
@@ -65,6 +66,10 @@ async def show_shared(page: Page, secret: str, first: First = None) -> Response:
     services, store = page.services, page.store
     found = await store.shared(_digest(secret), current_ms()) if len(secret) < 100 else None
     share = require(found, words["share_gone"])
+    if share.owner.startswith(KEY_OWNER):
+        owner = Caller(share.owner, "", key_id=share.owner.removeprefix(KEY_OWNER))
+        ring: KeyRing = page.request.app.state.key_ring
+        require(await ring.with_current_key(owner), words["share_gone"])  # a user without a key cannot delete the link
     last = await store.shown_message(share.owner, share.chat_id, share.message_id)
     # A part is selected by a number, because a message id could belong to another branch.
     before = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN, first=first)
