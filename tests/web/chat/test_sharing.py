@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
+from notso.web.chat import html_cache
 from notso.web.chat.files.export import conversation, preference_rows
 from notso.web.edge.access import LOCAL_OWNER
 from notso.web.store.protocol import ChatSnapshot
@@ -124,6 +125,40 @@ def test_share_link_ends_when_revoked_expired_or_chat_deleted(server: Any, monke
     assert gone.status_code == 404 and words["share_gone"] in gone.text
     assert server.client.get("/shared/" + "x" * 32).status_code == 404
     assert server.client.get("/shared/" + "x" * 5000).status_code == 404
+
+
+def test_formulas_of_a_shared_page_are_converted_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, converted = {"one": "$x^2$ and $y$", "two": r"$\unknown$"}, list[Any]()
+    server = start(ScriptedEngine(lambda messages, thinking: say(texts[messages[-1].content]))).ready()
+    convert = html_cache.convert_all
+
+    async def count(formulas: Any) -> Any:
+        converted.append(formulas)
+        return await convert(formulas)
+
+    monkeypatch.setattr(html_cache, "convert_all", count)
+    links = []
+    for question in texts:
+        asked = server.ask(question)
+        server.finished(asked)
+        links.append(link(server, asked.chat_id))
+
+    def shown(address: str) -> str:
+        return str(server.client.get(address).text.partition("<main")[2])
+
+    first, second = (list(map(shown, links)) for _ in range(2))
+    assert first == second and first[0].count("<math") == 2 and "<math" not in first[1]
+    assert converted == [(("x^2", "inline"), ("y", "inline")), ((r"\unknown", "inline"),)]
+    monkeypatch.setattr(html_cache, "FAILED_SECONDS", 0.0)
+    monkeypatch.setattr(html_cache, "MATHML_CHARACTERS", 9)
+    cache = server.chat.html_cache
+    cache._mathml.clear()
+    cache._mathml_size = 0
+    assert [shown(links[0]) for _ in range(2)] == [first[0]] * 2
+    assert len(converted) == 4 and cache._mathml_size == 0, "MathML beyond the limit is not kept"
+    monkeypatch.setattr(html_cache, "MATHML_CHARACTERS", 1000)
+    assert [shown(links[1]) for _ in range(2)] == [first[1]] * 2
+    assert len(converted) == 6, "failures are kept only for a while"
 
 
 def test_temporary_chat_or_invalid_duration_cannot_be_shared(server: Any) -> None:

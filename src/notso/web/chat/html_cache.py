@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from notso.web.rendering.budget import Budget, Deadline
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
+from notso.web.rendering.mathml import PAGE_BYTES, Formula, convert_all
 from notso.web.store.protocol import ChatStore, ShownMessage, StoredMessage
 from notso.web.turns.prompt import split_at_tool_calls
 from notso.web.turns.turn_log import CARD_MARK
@@ -21,6 +23,16 @@ PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered within this time are shown as plain text for now."""
+MATHML_CHARACTERS = 2 * PAGE_BYTES
+"""Maximum size of the MathML in memory, with its formulas."""
+FAILED_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    mathml: list[str | None]
+    size: int  # characters, including the formulas
+    expires: float
 
 
 class HtmlCache:
@@ -31,6 +43,8 @@ class HtmlCache:
         self._turns = turns
         self._queue = queue
         self._running: dict[str, asyncio.Task[list[StoredMessage]]] = {}
+        self._mathml: dict[tuple[Formula, ...], _Converted] = {}  # least recently used first
+        self._mathml_size = 0
 
     async def path(self, owner: str, path: Sequence[ShownMessage], *, user_messages: bool) -> list[ShownMessage]:
         selected = [each.message for each in path if user_messages or each.message.role == "assistant"]
@@ -41,6 +55,21 @@ class HtmlCache:
         stale = [message for message in messages if _is_stale(message)]
         rendered = await self._render_stale(owner, stale) if stale else {}
         return [self._with_partial_html(rendered.get(each.id, each)) for each in messages]
+
+    async def mathml(self, formulas: tuple[Formula, ...]) -> list[str | None]:
+        """Convert the formulas of a shared page, or return them from memory. Failures expire after FAILED_SECONDS."""
+        kept = self._mathml.get(formulas)
+        if kept is None or kept.expires <= time.monotonic():
+            converted = await convert_all(formulas)
+            size = sum(len(each or "") for each in (*converted, *(tex for tex, _ in formulas)))
+            kept = _Converted(converted, size, time.monotonic() + (FAILED_SECONDS if None in converted else math.inf))
+        if (earlier := self._mathml.pop(formulas, None)) is not None:
+            self._mathml_size -= earlier.size
+        self._mathml[formulas] = kept
+        self._mathml_size += kept.size
+        while self._mathml_size > MATHML_CHARACTERS:
+            self._mathml_size -= self._mathml.pop(next(iter(self._mathml))).size
+        return kept.mathml
 
     def _with_partial_html(self, message: StoredMessage) -> StoredMessage:
         # For an answer in progress, use the HTML that was already sent on its stream.

@@ -10,6 +10,7 @@ import json
 import re
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from html import escape, unescape
 from typing import Any
 from xml.etree import ElementTree
@@ -45,16 +46,34 @@ _ATTRIBUTES = frozenset(
 )
 
 
-async def convert_formulas(html: str) -> tuple[str, int]:
-    """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
+Formula = tuple[str, str]
+"""TeX, and "inline" or "display"."""
+Convert = Callable[[tuple[Formula, ...]], Awaitable[list[str | None]]]
+
+
+async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[str, int]:
+    """Convert formulas in sanitized HTML to MathML; also return the number of failures.
+
+    `convert`: a replacement of `convert_all`.
+    """
     found = list(_FORMULA.finditer(html))
+    converted = await (convert or convert_all)(tuple((unescape(each[3]), each[2]) for each in found))
+    pieces, end = [], 0
+    for formula, mathml in zip(found, converted, strict=True):
+        pieces += [html[end : formula.start()], mathml or formula[0]]
+        end = formula.end()
+    return "".join(pieces) + html[end:], converted.count(None)
+
+
+async def convert_all(found: tuple[Formula, ...]) -> list[str | None]:
+    """Convert the formulas of a page to MathML, or to None."""
     converted: list[str | None] = []
     seconds, size = 0.0, 0
     for at in range(0, len(found), MOST_AT_ONCE):
         if seconds >= PAGE_SECONDS or size >= PAGE_BYTES:
             converted += [None] * (len(found) - at)
             break
-        part = [[unescape(each[3]), each[2]] for each in found[at : at + MOST_AT_ONCE]]
+        part = found[at : at + MOST_AT_ONCE]
         limits = {"seconds": PAGE_SECONDS - seconds, "bytes": PAGE_BYTES - size}
         request = json.dumps({"formulas": part, **limits}).encode()
         try:
@@ -64,11 +83,7 @@ async def convert_formulas(html: str) -> tuple[str, int]:
         converted += answer["mathml"]
         seconds += answer["seconds"]
         size += sum(len(each or "") for each in answer["mathml"])
-    pieces, end = [], 0
-    for formula, mathml in zip(found, converted, strict=True):
-        pieces += [html[end : formula.start()], mathml or formula[0]]
-        end = formula.end()
-    return "".join(pieces) + html[end:], converted.count(None)
+    return converted
 
 
 def tex_to_mathml(tex: str, style: str) -> str | None:

@@ -80,7 +80,7 @@ async def show_shared(page: Page, secret: str, first: First = None) -> Response:
     async with services.exporting.turn(share.owner):
         line = await services.html_cache.messages(share.owner, shown)
         html = await services.pages.html(page.request, "shared.html", line=line, **context)
-        shown_html, _ = await convert_formulas(html.decode())
+        shown_html, _ = await convert_formulas(html.decode(), services.html_cache.mathml)
     return Response(shown_html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
 
