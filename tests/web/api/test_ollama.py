@@ -255,7 +255,6 @@ GENERATE_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"template": "{{ .Prompt }}"}, "template"),
     ({"context": [1, 2]}, "context"),
     ({"raw": True, "system": "x"}, "system"),
-    ({"raw": True, "format": "json"}, "format"),
     ({"images": ["aGk="]}, "images"),
 ]
 
@@ -264,6 +263,13 @@ GENERATE_REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_invalid_generate_request_error_names_field(shared: Any, body: dict[str, Any], named: str) -> None:
     answer = shared.client.post(GENERATE, json={"prompt": "x"} | body)
     assert answer.status_code == 400 and named in answer.json()["error"], answer.json()
+
+
+def test_format_applies_to_a_raw_prompt(client: Any) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
+    options = {"temperature": 0, "num_predict": 60}
+    answer = client.generate(model="notso-demo", prompt="7 is", raw=True, format=schema, options=options)
+    assert json.loads(answer.response) == {"n": 7} and answer.prompt_eval_count < 10, "there is no template"
 
 
 @pytest.mark.parametrize("url", [CHAT, GENERATE])

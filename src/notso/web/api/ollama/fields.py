@@ -390,7 +390,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     if not prompt:
         return _request(fields, body, ())
     if fields.raw:
-        for name in ("system", "context", "think", "format"):
+        for name in ("system", "context", "think"):
             if getattr(fields, name):
                 raise invalid_field(name, f"{name} cannot be combined with raw")
         return _request(fields, body, prompt)
