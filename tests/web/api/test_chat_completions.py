@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
@@ -72,6 +73,19 @@ def test_openai_client_gets_model_and_chat_completion(served: Any) -> None:
     assert answer.usage.completion_tokens_details and answer.usage.completion_tokens_details.reasoning_tokens
     assert answer.id.startswith("chatcmpl-") and answer.system_fingerprint and answer.created > 1.7e9
     assert answer._request_id and answer._request_id.startswith("req_")
+
+
+def test_client_of_hugging_face_needs_no_model_name(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say('{"n": 1}'))).ready()
+    client = InferenceClient(base_url=server.address, api_key="-")
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    messages = [{"role": "user", "content": "Hello"}]
+    for model in (None, "tgi"):
+        answer = client.chat_completion(messages, model=model, response_format=wanted)
+        assert answer.choices[0].message.content == '{"n": 1}'
+    streamed = client.chat_completion(messages, stream=True)
+    assert "".join(each.choices[0].delta.content or "" for each in streamed if each.choices) == '{"n": 1}'
 
 
 def test_stream_matches_whole_completion(served: Any) -> None:

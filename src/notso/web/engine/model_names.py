@@ -17,6 +17,9 @@ from notso.web.values.wording import ordinal, translated, words
 
 FAMILY = "smollm3"
 """Name that selects the default model, whatever its size, unless an installed file has this name."""
+PLACEHOLDERS = frozenset({"dummy", "tgi"})
+"""Names that select the default model, like FAMILY. InferenceClient of huggingface_hub sends `dummy` if it was created
+with a URL only, as documented for local servers; the documentation of TGI uses `tgi` with all clients."""
 LATEST = ":latest"
 """Tag that Ollama's clients append to names without a tag."""
 
@@ -67,8 +70,8 @@ def adapter_names(served: ServedModel) -> list[str]:
 async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
     """Resolve a name of the form `model`, `adapter` or `model:adapter`. Return None if unknown."""
     # The order of candidates: the default model, its adapters, installed files and their adapters, former default
-    # models and their adapters, the family name. Exception: an installed file precedes an adapter of the default
-    # model that has the same name.
+    # models and their adapters, the family name and the placeholders. Exception: an installed file precedes an adapter
+    # of the default model that has the same name.
     if not requested:  # some programs send an empty name if none is configured
         return ModelChoice()
     name = requested.lower()
@@ -84,7 +87,7 @@ async def find_model(host: EngineHost, registry: ModelRegistry | None, requested
             # Return the model's key, because None would select the adapter in another model after the default changes.
             return ModelChoice(host.default.key, adapter)
     found = await _find_installed(host, registry, name) if registry is not None else None
-    return ModelChoice() if found is None and name == FAMILY else found
+    return ModelChoice() if found is None and name in {FAMILY, *PLACEHOLDERS} else found
 
 
 async def _is_installed(host: EngineHost, registry: ModelRegistry | None, name: str) -> bool:
