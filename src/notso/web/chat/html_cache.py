@@ -23,8 +23,7 @@ PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered within this time are shown as plain text for now."""
-MATHML_CHARACTERS = 2 * PAGE_BYTES
-"""Maximum size of the MathML in memory, with its formulas."""
+MATHML_CHARACTERS = 2 * PAGE_BYTES  # maximum size of the MathML in memory, with its formulas
 FAILED_SECONDS = 600.0
 
 

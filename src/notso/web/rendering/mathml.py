@@ -46,16 +46,12 @@ _ATTRIBUTES = frozenset(
 )
 
 
-Formula = tuple[str, str]
-"""TeX, and "inline" or "display"."""
+Formula = tuple[str, str]  # TeX, and "inline" or "display"
 Convert = Callable[[tuple[Formula, ...]], Awaitable[list[str | None]]]
 
 
 async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[str, int]:
-    """Convert formulas in sanitized HTML to MathML; also return the number of failures.
-
-    `convert`: a replacement of `convert_all`.
-    """
+    """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
     found = list(_FORMULA.finditer(html))
     converted = await (convert or convert_all)(tuple((unescape(each[3]), each[2]) for each in found))
     pieces, end = [], 0
@@ -66,7 +62,7 @@ async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[s
 
 
 async def convert_all(found: tuple[Formula, ...]) -> list[str | None]:
-    """Convert the formulas of a page to MathML, or to None."""
+    """Convert a page's formulas to MathML, or to None."""
     converted: list[str | None] = []
     seconds, size = 0.0, 0
     for at in range(0, len(found), MOST_AT_ONCE):

@@ -369,7 +369,7 @@ def test_engine_shutdown_fails_running_response(start: Start, relayed: Relayed) 
 
 
 ERROR_OF_OPENAI = {"code": "engine_lost", "type": "server_error", "param": None}
-LOST_ANSWERS = {
+LOST_ANSWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/v1/chat/completions": (CHAT, ERROR_OF_OPENAI),
     "/v1/completions": ({"prompt": "a"}, ERROR_OF_OPENAI),
     "/v1/responses": ({"input": "a"}, ERROR_OF_OPENAI),
@@ -389,11 +389,16 @@ def test_a_whole_response_may_be_repeated_after_engine_shutdown(
     server = start(scripted, **ENGINE, drain_seconds=0.0).ready()
     _, source = relayed(server.address)
     front = start(source, data_dir=tmp_path / "front").ready()
+
+    def has_ended() -> bool:
+        steps.let()
+        return sending.done()
+
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(front.client.post, path, json=body)
         wait(lambda: scripted.stats().running)
         server.server.handle_exit(15, None)
-        wait(lambda: steps.let() or sending.done())
+        wait(has_ended)
     steps.end()
     answer = sending.result()
     assert (answer.status_code, answer.headers.get("retry-after")) == (503, "5"), answer.text
