@@ -168,7 +168,7 @@ def test_members_can_only_read_or_add_documents(kept: Kept, monkeypatch: pytest.
             assert await documents.search(member, "heron", 9, library_id="another") == []
             assert not await documents.delete(member, mine.id) and not await documents.delete_library(member, library)
             assert not await documents.change_library(member, library, instructions="Obey.")
-            assert not await documents.remove_member(member, library, "ann")
+            assert not await documents.remove_member(member, library, "bob" if member == "ann" else "ann")
         with pytest.raises(StorageError, match="the library does not exist"):
             await documents.add("ann", library, "ann.txt", b"ann")
         added_by_bob = await documents.add("bob", library, "bob.txt", b"bob")
@@ -186,6 +186,8 @@ def test_members_can_only_read_or_add_documents(kept: Kept, monkeypatch: pytest.
         assert await documents.remove_member(OWNER, library, "ann")
         assert await documents.libraries("ann") == [] and await documents.documents("ann") == []
         assert await documents.search("ann", "heron", 9) == []
+        assert await documents.remove_member("bob", library, "bob"), "members may leave"
+        assert await documents.libraries("bob") == [] and await documents.members(OWNER, library) == []
 
     kept.run(work)
 
