@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import TypeAlias
 
 from notso.documents.citations import replace_newlines
 from notso.documents.passages import Passage, estimated_tokens, group_passages
@@ -34,6 +35,10 @@ QUOTE_PART = "After the answer, quote the passages that support it, word for wor
 _COUNT = re.compile(r"[\s*_]*(\d{1,3}(?:,\d{3})+|\d{1,15})[*_]*(?:(?:\.[*_]*)?\s*(?:$|\[\[)|\s+[^\W\d_])")
 """A count at the beginning of an answer: the number alone, or before a word or a quotation. List markers such as "1.",
 decimals and dates such as 2024-05-12 are not counts."""
+
+
+Arrival: TypeAlias = tuple[int, list[Event] | None]
+"""New events of a part, which is given by its index; None: its request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +130,21 @@ async def answer_parts(
     request, so that it can be stopped. Raises the errors of the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
-    arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()
+    arrived: asyncio.Queue[Arrival] = asyncio.Queue()
 
     async def ask(number: int, request: Request) -> None:
-        async with room:
-            if is_stopped():
-                arrived.put_nowait((number, [Event("end", finish_reason="cancelled")]))
-                return
-            with contextlib.closing(requests.open(request.options.owner, counts=False)) as running:
-                opened(running)
-                await running.begin(submissions_for(request), model=request.model)
-                async for _, events in running.events():
-                    arrived.put_nowait((number, events))
+        try:
+            async with room:
+                if is_stopped():
+                    arrived.put_nowait((number, [Event("end", finish_reason="cancelled")]))
+                    return
+                with contextlib.closing(requests.open(request.options.owner, counts=False)) as running:
+                    opened(running)
+                    await running.begin(submissions_for(request), model=request.model)
+                    async for _, events in running.events():
+                        arrived.put_nowait((number, events))
+        finally:
+            arrived.put_nowait((number, None))
 
     tasks = [asyncio.create_task(ask(number, each.request)) for number, each in enumerate(parts)]
     try:
@@ -149,27 +157,19 @@ async def answer_parts(
 
 
 async def _join_answers(
-    parts: Sequence[DocumentPart], tasks: Sequence[asyncio.Task[None]], arrived: asyncio.Queue[tuple[int, list[Event]]]
+    parts: Sequence[DocumentPart], tasks: Sequence[asyncio.Task[None]], arrived: asyncio.Queue[Arrival]
 ) -> AsyncIterator[Event]:
     texts, progress = [""] * len(parts), dict[int, Progress]()
     ended: dict[int, Event] = {}
-    shown = 0
+    shown, unfinished = 0, len(parts)
     while shown < len(parts):
-        getting = asyncio.ensure_future(arrived.get())
-        try:
-            running = [each for each in tasks if not each.done()]
-            if running or not arrived.empty():
-                await asyncio.wait((getting, *running), return_when="FIRST_COMPLETED")
-            for task in tasks:
-                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                    raise error
-            if not getting.done():
-                if all(task.done() for task in tasks) and arrived.empty():
-                    return  # a part failed, or its request was stopped before it reached the engine
-                continue
-            number, events = getting.result()
-        finally:
-            getting.cancel()
+        if not unfinished:
+            return  # a part failed, or its request was stopped before it reached the engine
+        number, events = await arrived.get()
+        if events is None:
+            await tasks[number]  # raises the error of the request
+            unfinished -= 1
+            continue
         for event in events:
             if event.kind == "text":
                 texts[number] += event.text
