@@ -41,7 +41,7 @@ from notso.web.api.shared.idempotency import IdempotencyMiddleware
 from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import views
-from notso.web.chat.chat_view import read_shown_if_any
+from notso.web.chat.chat_view import read_shown
 from notso.web.chat.context_gauge import Compaction
 from notso.web.chat.html_cache import HtmlCache
 from notso.web.chat.library import LibraryWorker, clear_stale_caches
@@ -521,14 +521,11 @@ def _page_above(request: Request) -> str:
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
-    owner = owner_of(request)
-    chat_id = request.path_params.get("chat_id", "")
+    owner, chat_id = owner_of(request), request.path_params.get("chat_id")
     try:
-        view = await read_shown_if_any(services, owner, chat_id)
-        if chat_id and view is None:
-            return None
+        view = await read_shown(services, owner, chat_id) if chat_id is not None else None
         return await views.render_chat_page(views.PageRequest(request, services, owner), view, problem=problem)
-    except StorageError:
+    except (Problem, StorageError):  # the chat was deleted in the meantime, or cannot be read
         return None
 
 

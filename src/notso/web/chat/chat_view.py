@@ -91,21 +91,12 @@ async def read_branch(services: ChatServices, owner: str, chat_id: str, last: st
     last: a message id; '' for an empty branch; None for the branch chosen on the page. Raises Problem: 404 for an
     unknown chat, 409 if the message is not in the chat.
     """
-    view = require(await read_branch_if_any(services, owner, chat_id, last), words["error_unknown_chat"])
-    if last and not view.line:
-        raise Problem(409, words["error_moved"], moved=True)
-    return view
-
-
-async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView | None:
-    """Like read_branch, but return None for an unknown chat, and an empty `line` for an unknown message."""
-    if not is_id(chat_id):
-        return None
     revision = services.feed.revision  # read before the chat, so that a concurrent change is still announced
     most = _most_characters(services)
-    found = await services.shared.store.branch(owner, chat_id, last, most_characters=most)
-    if found is None:
-        return None
+    branch = await services.shared.store.branch(owner, chat_id, last, most_characters=most) if is_id(chat_id) else None
+    found = require(branch, words["error_unknown_chat"])
+    if last and not found.line:
+        raise Problem(409, words["error_moved"], moved=True)
     return ChatView(found.chat, found.base, revision, found.line, found.first_id, found.above, found.summarized)
 
 
@@ -149,25 +140,9 @@ async def read_shown(
 
     Raises Problem (404).
     """
-    view = await read_shown_if_any(services, owner, chat_id, through=through, first=first, limit=limit)
-    return require(view, words["error_unknown_chat"])
-
-
-async def read_shown_if_any(
-    services: ChatServices,
-    owner: str,
-    chat_id: str,
-    *,
-    through: str | None = None,
-    first: str | None = None,
-    limit: int = NEWEST_MESSAGES,
-) -> ShownView | None:
-    """Like read_shown, but return None for an unknown chat."""
-    if not is_id(chat_id):
-        return None
-    revision = services.feed.revision
-    found = await services.shared.store.shown_chat(owner, chat_id, limit, through=through, first=first)
-    return _to_view(found, revision) if found is not None else None
+    revision, store = services.feed.revision, services.shared.store
+    found = await store.shown_chat(owner, chat_id, limit, through=through, first=first) if is_id(chat_id) else None
+    return _to_view(require(found, words["error_unknown_chat"]), revision)
 
 
 async def read_earlier(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:

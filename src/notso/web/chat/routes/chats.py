@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import read_branch, read_branch_if_any, read_shown_if_any, require
+from notso.web.chat.chat_view import read_branch, read_shown, require
 from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, follow_up_request
 from notso.web.chat.suggestions import MAX_TOKENS, REQUEST
@@ -205,22 +205,23 @@ def _day(milliseconds: int) -> str:
 async def show_turns(page: Page, chat_id: str) -> Response:
     """Show a chat's messages again after a change in another tab."""
     revision = page.services.feed.revision
-    view = await read_shown_if_any(page.services, page.owner, chat_id, first=oldest_shown_id(page))
-    if view is not None:
-        return await render_turns(page, view)
-    if not page.is_fragment:
-        raise Problem(404, words["error_unknown_chat"])
-    return await page.respond(
-        "_gone.html",
-        404,
-        problem=words["error_unknown_chat"],
-        answering=None,
-        key=new_id(),
-        last_user_message="",
-        tab=page.tab,
-        revision=revision,
-        chat={"id": chat_id},  # the page keeps the chat's id, because undo in another tab may restore the chat
-    )
+    try:
+        view = await read_shown(page.services, page.owner, chat_id, first=oldest_shown_id(page))
+    except Problem as problem:
+        if not page.is_fragment:
+            raise
+        return await page.respond(
+            "_gone.html",
+            404,
+            problem=problem.sentence,
+            answering=None,
+            key=new_id(),
+            last_user_message="",
+            tab=page.tab,
+            revision=revision,
+            chat={"id": chat_id},  # the page keeps the chat's id, because undo in another tab may restore the chat
+        )
+    return await render_turns(page, view)
 
 
 @router.post("/chats/{chat_id}/title", dependencies=[GUARDED])
@@ -302,13 +303,13 @@ async def summarize(page: Page, fields: Fields, chat_id: str) -> Response:
 
 @router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])
 async def suggestions(page: Page, chat_id: str) -> Response:
-    # A missing branch is not an error: the chat may have been deleted or continued in the meantime.
-    services, nothing = page.services, Response(status_code=204)
-    view = await read_branch_if_any(services, page.owner, chat_id, last_shown_id(page))
-    if view is None or not view.line or not view.settings.suggestions:
+    services, nothing, last_id = page.services, Response(status_code=204), last_shown_id(page)
+    try:
+        view = await read_branch(services, page.owner, chat_id, last_id)
+    except Problem:  # the chat was deleted or continued in the meantime
         return nothing
-    last = view.line[-1]
-    if last.role != "assistant" or last.state != "done" or last.kind != "turn":
+    last = view.line[-1] if view.line and view.settings.suggestions else None
+    if last is None or (last.role, last.state, last.kind) != ("assistant", "done", "turn"):
         return nothing
     engine, choice = await engine_if_loaded(*engine_and_registry(services), view.settings.model)
     if engine is None:  # do not load a model only for suggestions

@@ -18,11 +18,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from notso.web.chat.chat_view import (
     NEWEST_MESSAGES,
     ChatView,
+    ShownView,
     read_branch,
     read_earlier,
     read_new_turn,
     read_shown,
-    read_shown_if_any,
 )
 from notso.web.chat.routes.documents import load_chosen_documents
 from notso.web.chat.submit import finish_if_lost, keep_draft, new_chat, submit_question
@@ -216,8 +216,7 @@ async def feed(
 @router.get("/status", dependencies=[GUARDED])
 async def status(page: Page, chat: str = "") -> Response:
     # The page polls this while a model is being loaded or downloaded, or an answer is running.
-    services = page.services
-    view = await read_shown_if_any(services, page.owner, chat)
+    services, view = page.services, await _read_shown_if_any(page, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     # While an answer is running, the template omits the status label, which the answer's stream updates.
     context["polling"] = context["polling"] or services.turns.unfinished > 0
@@ -227,10 +226,16 @@ async def status(page: Page, chat: str = "") -> Response:
 
 @router.get("/status/details", dependencies=[GUARDED])
 async def status_details(page: Page, chat: str = "") -> Response:
-    view = await read_shown_if_any(page.services, page.owner, chat)
+    view = await _read_shown_if_any(page, chat)
     path = view.path if view is not None else []
     context = status_context(page.services) | details_context(page.services, path)
     return await page.respond("_status_watch.html", **context, delay_ms=1000 if path else 3000)
+
+
+async def _read_shown_if_any(page: PageRequest, chat_id: str) -> ShownView | None:
+    with contextlib.suppress(Problem):
+        return await read_shown(page.services, page.owner, chat_id)
+    return None
 
 
 async def _mark_read(page: PageRequest, chat: Chat) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import ModelError, RequestOptions, process_memory, thinking_set_by
-from notso.web.chat.chat_view import read_branch_if_any, require
+from notso.web.chat.chat_view import ChatView, read_branch, require
 from notso.web.chat.context_gauge import measure_context, speculative_prefill
 from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import load_branch_documents, new_chat
@@ -36,7 +35,6 @@ from notso.web.store.documents import Library
 from notso.web.store.protocol import Chat, SettingValue, StoredMessage
 from notso.web.turns.chat_settings import (
     ChatSettings,
-    effective_settings,
     form_defaults,
     form_digests,
     form_values,
@@ -44,7 +42,7 @@ from notso.web.turns.chat_settings import (
     merge_settings,
     updated_settings,
 )
-from notso.web.turns.documents import NO_DOCUMENTS, parse_attachments, prompt_documents
+from notso.web.turns.documents import parse_attachments
 from notso.web.turns.prompt import text_size
 from notso.web.values.errors import Problem
 from notso.web.values.wording import LANGUAGES, words
@@ -110,47 +108,43 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
 @router.post("/chats/{chat_id}/estimate", dependencies=[GUARDED])
 async def estimate(page: Page, fields: Fields) -> Response:
     """Estimate the context usage and cost of a draft."""
-    services, owner, store = page.services, page.owner, page.store
-    view, chat_id = None, page.request.path_params.get("chat_id")
-    if chat_id is not None:
+    services, owner = page.services, page.owner
+    chat_id = page.request.path_params.get("chat_id")
+    if chat_id is None:
+        new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
+        view = ChatView(new, await page.store.chat_base(owner, fields.get("project", "")), services.feed.revision)
+    else:
         last = last_shown_id(page, fields)
-        view = await read_branch_if_any(services, owner, chat_id, last)
-        if view is None and page.is_fragment:
-            return Response(status_code=204)  # just deleted; the page is about to be notified
-        view = require(view, words["error_unknown_chat"])
-        if last and not view.line:
-            return Response(status_code=204)  # just cleared in another tab; the page is about to be notified
-    chat = view.chat if view is not None else None
-    new = replace(new_chat("", thinking="thinking" in fields), temporary="temporary" in fields)
-    base = view.base if view is not None else await store.chat_base(owner, fields.get("project", ""))
-    settings = view.settings if view is not None else effective_settings(base, new)
+        try:
+            view = await read_branch(services, owner, chat_id, last)
+        except Problem as problem:
+            if problem.moved or page.is_fragment:  # cleared or deleted in another tab; the page is about to be notified
+                return Response(status_code=204)
+            raise
+    settings, line = view.settings, view.line
     engine, choice = await engine_if_loaded(*engine_and_registry(services), settings.model)
     if engine is None:
         return Response(status_code=204)
-    line = view.line if view is not None else ()
     text = fields.get("text", "").strip("\n")
     attachments = parse_attachments(fields, services.shared.settings.max_message_characters)
     draft = StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
     options = RequestOptions(
         thinking="thinking" in fields,
         tools=services.toolbox.definitions(settings.tool_names),
-        date=chat.prompt_date if chat is not None else date.today(),
+        date=view.chat.prompt_date,
         owner=owner,
-        conversation=view.first_id if view is not None else None,
+        conversation=view.first_id,
         when_full=settings.when_full,
         adapter=choice.adapter,
     )
-    documents = NO_DOCUMENTS
-    if view is not None:
-        documents = await load_branch_documents(services, owner, view, choice, draft)
-    elif base.project is not None or any(each.document for each in draft.attachments):
-        documents = await prompt_documents(store, owner, date.today(), [draft], engine=engine, project=base.project)
+    documents = await load_branch_documents(services, owner, view, choice, draft)
     try:
         gauge = await services.shared.large_work.run(
             lambda: measure_context(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
         )
     except ModelError:  # for example, while the engine is shutting down; the page retries on the next keystroke
         return Response(status_code=204)
+    chat = view.chat if chat_id is not None else None
     response = await page.respond("_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory())
     has_content = bool(draft.content.strip() or draft.attachments)
     prefills = settings.speculative_prefill and has_content and not any(message.active for message in line)
