@@ -6,11 +6,20 @@ regenerated answers has several. The feed notifies open pages of changes, and a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from notso.web.chat.services import ChatServices
-from notso.web.store.protocol import Chat, ChatDefaults, ShownChat, ShownMessage, StoredMessage, TurnAccepted
+from notso.web.store.protocol import (
+    Chat,
+    ChatDefaults,
+    SettingValue,
+    ShownChat,
+    ShownMessage,
+    StoredMessage,
+    TurnAccepted,
+)
 from notso.web.turns.chat_settings import ChatSettings, effective_settings
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id
@@ -66,6 +75,10 @@ class ChatView(_View):
     def left_out(self) -> int:
         return 0 if self.summarized else self.above
 
+    def with_settings(self, settings: Mapping[str, SettingValue] | None) -> ChatView:
+        """Return the view with these settings in place of the chat's (None: unchanged)."""
+        return replace(self, chat=replace(self.chat, settings=settings)) if settings is not None else self
+
     def with_question(self, question: StoredMessage) -> ChatView:
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
@@ -98,6 +111,11 @@ async def read_branch(services: ChatServices, owner: str, chat_id: str, last: st
     if last and not found.line:
         raise Problem(409, words["error_moved"], moved=True)
     return ChatView(found.chat, found.base, revision, found.line, found.first_id, found.above, found.summarized)
+
+
+async def read_branch_above(services: ChatServices, owner: str, message: StoredMessage) -> ChatView:
+    """Load the branch that ends before a message. Raises Problem as `read_branch` does."""
+    return await read_branch(services, owner, message.chat_id, message.parent_id or "")
 
 
 async def read_turn(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Literal
 
 from notso.documents.values import unreadable
 from notso.smollm3 import ContextLengthError, Message, ModelError, Priority, RequestOptions, SamplingParams, WhenFull
-from notso.web.chat.chat_view import ChatView, read_branch
+from notso.web.chat.chat_view import ChatView, read_branch, read_branch_above
 from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.engine.model_names import (
     DEFAULT_MODEL,
@@ -34,7 +34,6 @@ from notso.web.store.protocol import (
     AnswerTrace,
     Attachment,
     Chat,
-    MessageKind,
     NewMessage,
     NewTurn,
     Orphan,
@@ -47,10 +46,12 @@ from notso.web.tools.chat_tool import ChatTool, ToolContext
 from notso.web.turns.answer_trace import make_replayable, message_before_run, replay_request
 from notso.web.turns.chat_settings import (
     MAX_MODEL_NAME_CHARACTERS,
-    NO_LIMIT,
     ChatSettings,
+    allowed_digests,
     merge_settings,
     updated_settings,
+    with_permission,
+    without_permissions,
 )
 from notso.web.turns.documents import MAX_ATTACHMENTS, PromptDocuments, parse_attachments, prompt_documents
 from notso.web.turns.every_part import MAX_PARTS, DocumentPart, build_part_requests
@@ -64,82 +65,7 @@ from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.request_id import request_id
 from notso.web.values.wording import number, translated, words
 
-
-async def _prepare(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
-    # Returns None if the model is not loaded. Raises ModelError.
-    engine = services.shared.engine.model(request.model).engine
-    if engine is None:
-        return None
-    size = text_size(view.line)
-    return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
-
-
-async def prepare_prompt(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
-    """Render the prompt. Raises Problem if it does not fit in the context.
-
-    Returns None if the model is not loaded or another error occurs; the engine reports the error later.
-    """
-    try:
-        return await _prepare(services, request, view)
-    except ContextLengthError as error:
-        used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
-        sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))
-        raise Problem(400, sentence, full=True) from error
-    except ModelError:
-        return None
-
-
 logger = logging.getLogger("notso.web.turns")
-
-ALLOWED = "tools_allowed"
-"""Chat setting with the tools that the user always allows in this chat, as `name=digest`. `digest` is the digest of the
-tool's definition, so that a changed tool needs permission again. Imports ignore this setting."""
-
-
-async def build_tool_offer(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
-    chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
-    if not tools:
-        return None
-    attachments = tuple(each for message in view.line for each in message.attachments)
-    if view.above:
-        above = await services.shared.store.earlier_attachments(owner, chat.id, view.line[0].id)
-        attachments = (*above, *attachments)
-    context = ToolContext(owner, chat.id, services.shared.store, attachments)
-    return ToolOffer(tools, context, allowed_digests(chat), partial(_grant, services, owner, chat.id))
-
-
-def allowed_digests(chat: Chat | None) -> set[str]:
-    return {digest for _, digest in _parse_allowed(chat.settings)} if chat is not None else set()
-
-
-def with_tools(
-    settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
-) -> dict[str, SettingValue]:
-    """Return settings with only the tools `names` enabled. The permissions of other tools, or of all tools if
-    `ask_again`, are removed."""
-    enabled = list(names)
-    updated = dict(settings) | {"tools": " ".join(enabled) or NO_LIMIT}
-    permissions = [] if ask_again else [each for each in _parse_allowed(settings) if each[0] in enabled]
-    updated.pop(ALLOWED, None)
-    return updated | ({ALLOWED: " ".join(map("=".join, permissions))} if permissions else {})
-
-
-def _parse_allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
-    pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
-    # Permissions stored by older releases have no digest and are ignored, so permission is requested again.
-    return [(name, digest) for name, _, digest in pairs if name]
-
-
-async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatTool) -> None:
-    try:
-        chat = await services.shared.store.chat(owner, chat_id)
-        if chat is not None:
-            others = (each for each in _parse_allowed(chat.settings) if each[0] != tool.name)
-            allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
-            await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
-    except StorageError as error:
-        logger.warning("a tool permission was not stored: %s", error)
-
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
@@ -181,18 +107,16 @@ async def submit_question(
             user_message = replace(_create_message(chat, "user", text), attachments=attachments)
             choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
             question_view = view.with_question(user_message)
-            request, _ = await build_request(services, owner, question_view, choice)
             answer = replace(_new_message(chat), model=_model_name(services, choice))
-            request = make_replayable(request, answer.generation_id)
+            request, _ = await build_request(services, owner, question_view, choice, answer)
             parts = await _build_parts(services, owner, question_view, request) if "every" in fields else ()
             prepared = None if parts else await _prepare_and_reserve(services, running, request, question_view)
             trace = AnswerTrace((), view.settings.model, every=bool(parts))
             original = instead_of.id if instead_of is not None else None
             turn = NewTurn(user_message, answer, _idempotency_key(fields), original, last, trace)
-            new = chat if is_new else None
-            store = partial(services.shared.store.add_turn, owner, turn, new)
+            store = partial(services.shared.store.add_turn, owner, turn, chat if is_new else None)
             accepted, view = await _store_and_start(
-                services, owner, view, answer, running, store, trace, choice, prepared, parts
+                services, owner, view, choice, answer, trace, store, running, prepared, parts
             )
         if accepted.repeated and accepted.user_message.content != text:
             # The response to the first request was lost, and the user edited the text before sending it again.
@@ -239,23 +163,13 @@ def keep_draft(text: str) -> Iterator[None]:
 
 
 async def regenerate_answer(
-    services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
+    services: ChatServices, owner: str, message: StoredMessage, fields: dict[str, str]
 ) -> Submitted:
     """Generate another version of an answer."""
-    if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
-        raise Problem(404, words["error_unknown_page"])
+    parent_id = _require_parent(message)
+    view, key = await read_branch_above(services, owner, message), _idempotency_key(fields)
     own = _version_settings(view, fields)
-    view = _with_settings(view, own)
-    key = _idempotency_key(fields)
-    with _admit(services, owner) as running:
-        choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
-        answer = replace(_new_message(view.chat), model=_model_name(services, choice))
-        trace = AnswerTrace((), view.settings.model, own=own)
-        new = NewMessage(answer, message.parent_id, key, trace)
-        request, _ = await build_request(services, owner, view, choice)
-        prepared = await _prepare_and_reserve(services, running, make_replayable(request, answer.generation_id), view)
-        store = partial(services.shared.store.add_message, owner, new)
-        return await _store_and_start(services, owner, view, answer, running, store, trace, choice, prepared)
+    return await _add_answer(services, owner, view.with_settings(own), _new_message(view.chat), parent_id, key, own)
 
 
 def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
@@ -267,36 +181,32 @@ def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, Se
     return settings if changes else None
 
 
-def _with_settings(view: ChatView, own: Mapping[str, SettingValue] | None) -> ChatView:
-    return replace(view, chat=replace(view.chat, settings=own)) if own is not None else view
+def _require_parent(message: StoredMessage) -> str:
+    if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
+        raise Problem(404, words["error_unknown_page"])
+    return message.parent_id
 
 
 async def continue_answer(
-    services: ChatServices,
-    owner: str,
-    view: ChatView,
-    message: StoredMessage,
-    *,
-    through: str | None,
-    hurry: bool = False,
+    services: ChatServices, owner: str, message: StoredMessage, *, through: str | None, hurry: bool = False
 ) -> Submitted:
     """Continue an answer on the branch that contains `through`. hurry: end the reasoning first."""
-    store, answer = services.shared.store, replace(_new_message(view.chat), id=message.id)
-    generation_id = answer.generation_id or ""
+    store, view = services.shared.store, await read_branch_above(services, owner, message)
+    answer = replace(_new_message(view.chat), id=message.id)
     with _admit(services, owner) as running:
         stored = await store.trace(owner, message.id)
         own = stored.own if stored is not None else None
         model, choice, name = await _continuing_model(services, message, view.settings.model)
-        view = _with_settings(view, own)
+        view = view.with_settings(own)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
-            request, _ = await build_request(services, owner, view, choice)
+            request, _ = await build_request(services, owner, view, choice, answer)
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
-            prepared = await _prepare_and_reserve(services, running, make_replayable(request, generation_id), view)
+            prepared = await _prepare_and_reserve(services, running, request, view)
         trace = AnswerTrace((), model, own=own, hurry=hurry)
-        ids = view.chat.id, message.id, generation_id
+        ids = view.chat.id, message.id, answer.generation_id or ""
         resume = partial(store.resume_message, owner, *ids, through=through, trace=trace, model=name)
-        return await _store_and_start(services, owner, view, answer, running, resume, trace, choice, prepared)
+        return await _store_and_start(services, owner, view, choice, answer, trace, resume, running, prepared)
 
 
 async def _continuing_model(
@@ -317,7 +227,6 @@ async def _continuing_model(
 async def fork(
     services: ChatServices,
     owner: str,
-    view: ChatView,
     message: StoredMessage,
     trace: AnswerTrace,
     place: tuple[int, int],
@@ -328,14 +237,13 @@ async def fork(
 
     Raises Problem, for example 409 if the conversation or the model has changed.
     """
-    if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
-        raise Problem(404, words["error_unknown_page"])
+    parent_id = _require_parent(message)
     number, at = place
     run = trace.runs[number]
     closed_at = tuple(each for each in run.closed_at if each < at)
     run = replace(run, ids=(*run.ids[:at], *replacement), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
     prefix, key = message_before_run(run, message), _idempotency_key(fields)
-    view = _with_settings(view, trace.own)
+    view = (await read_branch_above(services, owner, message)).with_settings(trace.own)
     with _admit(services, owner) as running:
         choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
         await services.toolbox.ready(view.settings.tool_names)
@@ -347,34 +255,44 @@ async def fork(
             reasoning=prefix.reasoning,
             tool_uses=prefix.tool_uses,
         )
-        new = NewMessage(answer, message.parent_id, key, forked)
-        request, _ = await build_request(services, owner, view, choice)
-        request = make_replayable(request, answer.generation_id)
+        request, _ = await build_request(services, owner, view, choice, answer)
         request = replay_request(run, request, message, keep_thinking=view.settings.keep_thinking)
         try:
             await _prepare(services, request, view)
         except ModelError as error:
             raise Problem(409, words["error_fork"]) from error
-        store = partial(services.shared.store.add_message, owner, new)
-        return await _store_and_start(services, owner, view, answer, running, store, forked, choice)
+        store = partial(services.shared.store.add_message, owner, NewMessage(answer, parent_id, key, forked))
+        return await _store_and_start(services, owner, view, choice, answer, forked, store, running)
 
 
 async def add_summary(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
     """Append a summary that replaces the messages before it in prompts."""
-    settings, line = view.settings, view.line
+    line = view.line
     has_text = view.above > 0 or any(message.content for message in line[1:])
     if not line or line[-1].kind == "summary" or not has_text:
         raise Problem(400, words["error_nothing_to_summarize"])
-    summary = new_summary(view.chat)
-    trace = AnswerTrace((), settings.model)
-    new = NewMessage(summary, line[-1].id, _idempotency_key(fields) if "key" in fields else new_id(), trace)
+    key = _idempotency_key(fields) if "key" in fields else new_id()
+    return await _add_answer(services, owner, view, new_summary(view.chat), line[-1].id, key)
+
+
+async def _add_answer(
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    answer: StoredMessage,
+    parent_id: str,
+    key: str,
+    own: Mapping[str, SettingValue] | None = None,
+) -> Submitted:
+    trace = AnswerTrace((), view.settings.model, own=own)
     with _admit(services, owner) as running:
-        choice = await resolve_model_choice(*engine_and_registry(services), settings.model)
-        await services.toolbox.ready(settings.tool_names)
-        request = make_replayable(await summary_request(services, owner, view, choice), summary.generation_id)
+        choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
+        if answer.kind == "turn":
+            answer = replace(answer, model=_model_name(services, choice))
+        request, _ = await build_request(services, owner, view, choice, answer)
         prepared = await _prepare_and_reserve(services, running, request, view)
-        store = partial(services.shared.store.add_message, owner, new)
-        return await _store_and_start(services, owner, view, summary, running, store, trace, choice, prepared)
+        store = partial(services.shared.store.add_message, owner, NewMessage(answer, parent_id, key, trace))
+        return await _store_and_start(services, owner, view, choice, answer, trace, store, running, prepared)
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
@@ -395,7 +313,7 @@ def copy_branch(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[S
         archived=False,
         unread=False,
         chosen_root=None,
-        settings={name: value for name, value in chat.settings.items() if name != ALLOWED},
+        settings=without_permissions(chat.settings),
         source="",  # importing the file again must not add messages to the copy
     )
     copied = [
@@ -453,17 +371,16 @@ async def _store_and_start(
     services: ChatServices,
     owner: str,
     view: ChatView,
-    assistant_message: StoredMessage,
-    running: RunningRequest,
-    store: StoreCall,
-    trace: AnswerTrace,
     choice: ModelChoice,
+    new_answer: StoredMessage,
+    trace: AnswerTrace,
+    store: StoreCall,
+    running: RunningRequest,
     prepared: PreparedRequest | None = None,
     parts: tuple[DocumentPart, ...] = (),
 ) -> Submitted:
     _check_admission(services)  # again, because the state may have changed in the meantime
-    generation_id, chat_id = assistant_message.generation_id or "", assistant_message.chat_id
-    with services.turns.expecting(generation_id, owner, chat_id) as expected:
+    with services.turns.expecting(new_answer.generation_id or "", owner, new_answer.chat_id) as expected:
         accepted = _require_accepted(await _store_once_unlocked(services, owner, store))
         expected.is_stored = True
         if accepted.repeated:
@@ -471,16 +388,28 @@ async def _store_and_start(
         else:
             question = accepted.user_message
             view = view.with_accepted(accepted) or await read_branch(services, owner, question.chat_id, question.id)
-            view = _with_settings(view, trace.own)
-            answer = accepted.assistant_message
-            await services.toolbox.ready(view.settings.tool_names)
-            request, offer = await build_request(services, owner, view, choice, answer.kind)
-            if not parts:
-                request = make_replayable(request, answer.generation_id)
-            hurry = trace.hurry and _is_reasoning(answer)
-            turn = Turn(answer, request, trace, offer, view.settings.keep_thinking, parts, hurry, view.left_out)
+            view = view.with_settings(trace.own)
+            turn = await _build_turn(services, owner, view, choice, accepted.assistant_message, trace)
+            if parts:
+                _ask_about_parts(turn, parts)
             services.turns.start(turn, running, prepared)
     return accepted, view
+
+
+async def _build_turn(
+    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, answer: StoredMessage, trace: AnswerTrace
+) -> Turn:
+    await services.toolbox.ready(view.settings.tool_names)
+    request, offer = await build_request(services, owner, view, choice, answer)
+    is_reasoning = bool(answer.reasoning) and not answer.content
+    hurry = trace.runs[-1].hurry if trace.runs else trace.hurry and is_reasoning
+    settings = view.settings
+    return Turn(answer, request, trace, offer, settings.keep_thinking, hurry=hurry, omitted_messages=view.left_out)
+
+
+def _ask_about_parts(turn: Turn, parts: tuple[DocumentPart, ...]) -> None:
+    turn.parts = parts
+    turn.request = replace(turn.request, options=replace(turn.request.options, token_ids=False))
 
 
 async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
@@ -537,26 +466,15 @@ async def _build_resumed_turn(services: ChatServices, owner: str, message: Store
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None:
         return None
-    view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
-    view = _with_settings(view, trace.own)
+    view = (await read_branch_above(services, owner, message)).with_settings(trace.own)
     choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
-    await services.toolbox.ready(view.settings.tool_names)
-    request, offer = await build_request(services, owner, view, choice, message.kind)
-    request = make_replayable(request, message.generation_id)
-    parts: tuple[DocumentPart, ...] = ()
+    counted = replace(trace, resumes=trace.resumes + 1, tries=trace.tries + 1)
+    turn = await _build_turn(services, owner, view, choice, message, counted)
     if trace.every and not trace.runs:  # a question about every part of a document starts over, with the same seeds
-        parts = await _build_parts(services, owner, view, request)
-        request = replace(request, options=replace(request.options, token_ids=False))
-        message = replace(message, content="", reasoning="")
-    trace = replace(trace, resumes=trace.resumes + 1, tries=trace.tries + 1)
-    hurry = trace.runs[-1].hurry if trace.runs else trace.hurry and _is_reasoning(message)
-    turn = Turn(message, request, trace, offer, view.settings.keep_thinking, parts, hurry, view.left_out)
-    turn.log, turn.is_taken_over = TurnLog(trace.resumes * NUMBERS_OF_A_LOG), True
+        _ask_about_parts(turn, await _build_parts(services, owner, view, turn.request))
+        turn.message = replace(message, content="", reasoning="")
+    turn.log, turn.is_taken_over = TurnLog(counted.resumes * NUMBERS_OF_A_LOG), True
     return turn
-
-
-def _is_reasoning(answer: StoredMessage) -> bool:
-    return bool(answer.reasoning) and not answer.content
 
 
 async def load_branch_documents(
@@ -572,15 +490,39 @@ async def load_branch_documents(
 
 
 async def build_request(
-    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, kind: MessageKind = "turn"
+    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, answer: StoredMessage
 ) -> tuple[Request, ToolOffer | None]:
-    """Return the request for an answer or summary that follows the branch, and the offered tools."""
-    if kind == "summary":
-        return await summary_request(services, owner, view, choice), None
-    settings, offer = view.settings, await build_tool_offer(services, owner, view)
-    definitions = offer.definitions if offer is not None else None
-    options = RequestOptions(tools=definitions, owner=owner, when_full=settings.when_full)
-    return await _branch_request(services, view, choice, settings.sampling, options), offer
+    """Return the replayable request for an answer or summary that follows the branch, and the offered tools."""
+    if answer.kind == "summary":
+        request, offer = await summary_request(services, owner, view, choice), None
+    else:
+        settings, offer = view.settings, await build_tool_offer(services, owner, view)
+        definitions = offer.definitions if offer is not None else None
+        options = RequestOptions(tools=definitions, owner=owner, when_full=settings.when_full)
+        request = await _branch_request(services, view, choice, settings.sampling, options)
+    return make_replayable(request, answer.generation_id), offer
+
+
+async def build_tool_offer(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
+    chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
+    if not tools:
+        return None
+    attachments = tuple(each for message in view.line for each in message.attachments)
+    if view.above:
+        above = await services.shared.store.earlier_attachments(owner, chat.id, view.line[0].id)
+        attachments = (*above, *attachments)
+    context = ToolContext(owner, chat.id, services.shared.store, attachments)
+    return ToolOffer(tools, context, allowed_digests(chat), partial(_grant, services, owner, chat.id))
+
+
+async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatTool) -> None:
+    try:
+        chat = await services.shared.store.chat(owner, chat_id)
+        if chat is not None:
+            settings = with_permission(chat.settings, tool.name, tool.digest)
+            await services.shared.store.update_chat(owner, chat_id, settings=settings)
+    except StorageError as error:
+        logger.warning("a tool permission was not stored: %s", error)
 
 
 async def _branch_request(
@@ -645,6 +587,30 @@ async def summary_request(
     return await follow_up_request(
         services, owner, view, choice, SUMMARY_REQUEST, params, priority=priority, when_full="drop_oldest"
     )
+
+
+async def _prepare(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
+    # Returns None if the model is not loaded. Raises ModelError.
+    engine = services.shared.engine.model(request.model).engine
+    if engine is None:
+        return None
+    size = text_size(view.line)
+    return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+
+
+async def prepare_prompt(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
+    """Render the prompt. Raises Problem if it does not fit in the context.
+
+    Returns None if the model is not loaded or another error occurs; the engine reports the error later.
+    """
+    try:
+        return await _prepare(services, request, view)
+    except ContextLengthError as error:
+        used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
+        sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))
+        raise Problem(400, sentence, full=True) from error
+    except ModelError:
+        return None
 
 
 async def _prepare_and_reserve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -210,3 +210,41 @@ _READERS: dict[str, Callable[[str], SettingValue]] = {
     "tools": _tool_names,
     "model": _model,
 }
+
+
+_ALLOWED = "tools_allowed"
+"""Chat setting with the tools that the user always allows in this chat, as `name=digest`. `digest` is the digest of the
+tool's definition, so that a changed tool needs permission again. Imports ignore this setting."""
+
+
+def allowed_digests(chat: Chat | None) -> set[str]:
+    return set(_permissions(chat.settings).values()) if chat is not None else set()
+
+
+def with_tools(
+    settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
+) -> dict[str, SettingValue]:
+    """Return settings with only the tools `names` enabled. The permissions of other tools, or of all tools if
+    `ask_again`, are removed."""
+    enabled = list(names)
+    kept = {} if ask_again else {name: each for name, each in _permissions(settings).items() if name in enabled}
+    return _with_permissions(settings, kept) | {"tools": " ".join(enabled) or NO_LIMIT}
+
+
+def with_permission(settings: Mapping[str, SettingValue], tool: str, digest: str) -> dict[str, SettingValue]:
+    return _with_permissions(settings, _permissions(settings) | {tool: digest})
+
+
+def without_permissions(settings: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+    return {name: value for name, value in settings.items() if name != _ALLOWED}
+
+
+def _permissions(settings: Mapping[str, SettingValue]) -> dict[str, str]:
+    pairs = (each.rpartition("=") for each in str(settings.get(_ALLOWED, "")).split())
+    # Permissions stored by older releases have no digest and are ignored, so permission is requested again.
+    return {name: digest for name, _, digest in pairs if name}
+
+
+def _with_permissions(settings: Mapping[str, SettingValue], permissions: Mapping[str, str]) -> dict[str, SettingValue]:
+    allowed = " ".join(map("=".join, sorted(permissions.items())))
+    return without_permissions(settings) | ({_ALLOWED: allowed} if allowed else {})

@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from starlette.responses import PlainTextResponse
 
-from notso.web.chat.chat_view import read_branch, read_shown, require
+from notso.web.chat.chat_view import read_branch_above, read_shown, require
 from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import (
     continue_answer,
@@ -74,7 +74,7 @@ async def edit(page: Page, fields: Fields, chat_id: str, message_id: str) -> Res
     with keep_draft(fields.get("text", "")):
         message = await find_message(page, chat_id, message_id)
         if message.role == "user":
-            view = await read_branch(page.services, page.owner, chat_id, message.parent_id or "")
+            view = await read_branch_above(page.services, page.owner, message)
             accepted, view = await submit_question(page.services, page.owner, view, fields, instead_of=message)
             return await render_new_turn(page, view, accepted)
         content = fields.get("text", "").strip("\n")
@@ -88,8 +88,7 @@ async def edit(page: Page, fields: Fields, chat_id: str, message_id: str) -> Res
 
 @router.post("/regenerate", dependencies=[USES_MODEL])
 async def regenerate(page: Page, fields: Fields, message: FoundMessage) -> Response:
-    view = await read_branch(page.services, page.owner, message.chat_id, message.parent_id or "")
-    accepted, view = await regenerate_answer(page.services, page.owner, view, message, fields)
+    accepted, view = await regenerate_answer(page.services, page.owner, message, fields)
     return await render_new_turn(page, view, accepted)
 
 
@@ -99,11 +98,8 @@ async def continue_message(page: Page, fields: Fields, message: FoundMessage) ->
     mode = fields.get("mode", "")
     if message.role != "assistant" or message.kind != "turn" or mode not in ("", "thinking", "answer"):
         raise Problem(400, words["error_form"])
-    view = await read_branch(page.services, page.owner, message.chat_id, message.parent_id or "")
-    through = last_shown_id(page, fields)
-    accepted, view = await continue_answer(
-        page.services, page.owner, view, message, through=through, hurry=mode == "answer"
-    )
+    through, hurry = last_shown_id(page, fields), mode == "answer"
+    accepted, view = await continue_answer(page.services, page.owner, message, through=through, hurry=hurry)
     return await render_new_turn(page, view, accepted)
 
 

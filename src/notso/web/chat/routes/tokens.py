@@ -18,7 +18,7 @@ from fastapi import APIRouter, Response
 from starlette.responses import JSONResponse
 
 from notso.smollm3 import ModelError, Replay, TokenLogprob
-from notso.web.chat.chat_view import read_branch, require
+from notso.web.chat.chat_view import read_branch_above, require
 from notso.web.chat.services import ChatServices, engine_and_registry
 from notso.web.chat.submit import build_request, fork
 from notso.web.chat.views import Fields, FoundMessage, Page, find_chat, find_message, render_new_turn, render_page
@@ -56,7 +56,7 @@ async def load_run_requests(
     services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
     """Load an answer's model; return its engine and the request of each run. Raises Problem."""
-    view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
+    view = await read_branch_above(services, owner, message)
     choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
     try:
         with contextlib.closing(services.shared.requests.open(owner, counts=False)) as running:
@@ -64,7 +64,7 @@ async def load_run_requests(
     except ModelError as error:
         raise Problem(503, words["error_not_loaded"].format(reason=error)) from error
     await services.toolbox.ready(view.settings.tool_names)
-    request, _ = await build_request(services, owner, view, choice, message.kind)
+    request, _ = await build_request(services, owner, view, choice, message)
     keep_thinking = view.settings.keep_thinking
     return engine, [replay_request(run, request, message, keep_thinking=keep_thinking) for run in trace.runs]
 
@@ -181,8 +181,7 @@ async def fork_message(page: Page, fields: Fields, message: FoundMessage) -> Res
         replacement = tuple(await asyncio.to_thread(engine.tokenize, typed))
     else:
         replacement = (token,)
-    view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
-    accepted, view = await fork(services, owner, view, message, trace, (number, place), replacement, fields)
+    accepted, view = await fork(services, owner, message, trace, (number, place), replacement, fields)
     return await render_new_turn(page, view, accepted)
 
 

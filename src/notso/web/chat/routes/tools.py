@@ -15,13 +15,14 @@ from notso.plugins.process import START_SECONDS, PluginProcess
 from notso.smollm3 import Message, ModelError, RequestOptions
 from notso.web.chat.chat_view import require
 from notso.web.chat.services import engine_and_registry
-from notso.web.chat.submit import allowed_digests, load_settings, with_tools
+from notso.web.chat.submit import load_settings
 from notso.web.chat.views import Fields, FoundGeneration, NamedChat, Page, PageRequest, find_chat, render_page
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import engine_if_loaded
 from notso.web.engine.port import ChatEngine
 from notso.web.tools.chat_tool import ChatTool
+from notso.web.turns.chat_settings import allowed_digests, with_tools
 from notso.web.turns.documents import MAX_ATTACHMENT_BYTES
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.values.child_work import call_plugin
