@@ -82,6 +82,21 @@ def test_fork_at_a_token_reuses_the_cached_prefix(served: Any, engine: Engine, t
     assert " In short," in stored.reasoning + stored.content
 
 
+def test_tokens_and_receipt_of_a_version_with_its_own_settings(served: Any) -> None:
+    """A version keeps the settings that it was generated with, including the chat's instructions at that time."""
+    asked = served.ask("Tell me again")
+    served.finished(asked)
+    assert served.client.post(f"{path_of(asked)}/regenerate", data={"key": new_id(), "temperature": "0.7"}).is_redirect
+    served.finished(version := served.last(asked.chat_id))
+    served.client.post(f"/chats/{asked.chat_id}/settings", data={"system_prompt": "Answer in one word."})
+    (run,) = trace_of(served, version).runs
+    told = served.client.get(f"{path_of(version)}/tokens", params={"at": 2}, headers=JSON)
+    assert told.status_code == 200, told.text
+    assert run.ids[2] in {each["id"] for each in told.json()["alternatives"]}
+    receipt = served.client.get(f"{path_of(version)}/receipt")
+    assert receipt.status_code == 200 and "one word" not in receipt.text
+
+
 def test_invalid_forks_are_rejected_and_edited_answer_has_no_tokens(served: Any) -> None:
     asked = served.ask("Hello")
     served.finished(asked)

@@ -56,7 +56,7 @@ async def load_run_requests(
     services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
     """Load an answer's model; return its engine and the request of each run. Raises Problem."""
-    view = await read_branch_above(services, owner, message)
+    view = (await read_branch_above(services, owner, message)).with_settings(trace.own)
     choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
     try:
         with contextlib.closing(services.shared.requests.open(owner, counts=False)) as running:
