@@ -11,6 +11,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import EngineError, Event
 from notso.web.chat.routes.settings import measure_directory
+from notso.web.store.protocol import AnswerStats
 from notso.web.turns.status_line import TurnStats
 
 Start = Callable[..., Any]
@@ -69,17 +70,19 @@ def test_turn_stats_list_only_known_values() -> None:
     assert TurnStats(place=2).rows == [("queue", "position 2")]
     rows = dict(
         TurnStats(
-            queue_s=1.25,
-            prompt_tokens=1249,
-            cached_tokens=1000,
+            AnswerStats(
+                prompt_tokens=1249,
+                cached_tokens=1000,
+                completion_tokens=400,
+                reasoning_tokens=300,
+                prompt_ms=2000,
+                completion_ms=20_000,
+                thinking_ms=10_000,
+                queue_ms=1250,
+                first_token_ms=3300,
+            ),
             prefill_tokens=249,
-            prefill_s=2.0,
-            thinking_tokens=300,
-            thinking_s=10,
             budget=256,
-            written_tokens=400,
-            writing_s=20,
-            first_token_s=3.3,
         ).rows
     )
     assert rows == {

@@ -55,5 +55,5 @@ def test_thinking_figures_include_the_reasoning_before_tool_calls() -> None:
     second = first.next_round(5.0)
     second.consume(Event("reasoning", text="hm", tokens=12), 6.0)
     stats = second.stats(8.0, budget=100)
-    assert (stats.thinking_tokens, stats.thinking_s) == (42, 5.0)
+    assert (stats.numbers.reasoning_tokens, stats.numbers.thinking_ms) == (42, 5000.0)
     assert dict(stats.rows)["thinking"] == "42 tokens in 5.0 s, 58 left of 100"

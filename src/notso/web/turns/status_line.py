@@ -2,86 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from notso.smollm3 import Event, Progress
-from notso.web.store.protocol import StoredMessage
+from notso.web.store.protocol import AnswerStats, StoredMessage
 from notso.web.turns.turn_log import AnswerStatus, Stat
 from notso.web.values.wording import format_rate, number, words
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStats:
-    """Counts in tokens, times in seconds; 0 means unknown."""
+    """Figures of an answer, which may be in progress. In `numbers`, 0 means unknown."""
 
-    place: int = 0  # in the queue
-    queue_s: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    numbers: AnswerStats = field(default_factory=AnswerStats)
     prefill_tokens: int = 0  # computed so far
-    prefill_s: float = 0.0
-    thinking_tokens: int = 0
-    thinking_s: float = 0.0
+    place: int = 0  # in the queue
     budget: int | None = None  # reasoning limit
-    written_tokens: int = 0
-    writing_s: float = 0.0
-    first_token_s: float = 0.0
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        rows = []
+        numbers, rows = self.numbers, []
         if self.place:
             rows.append(("queue", words["stat_place"].format(place=number(self.place))))
-        elif self.queue_s >= 0.05:
-            rows.append(("queue", words["stat_seconds"].format(seconds=number(self.queue_s, 1))))
-        if self.prompt_tokens:
+        elif numbers.queue_ms >= 50:
+            rows.append(("queue", words["stat_seconds"].format(seconds=_seconds(numbers.queue_ms))))
+        if numbers.prompt_tokens:
             rows.append(("prompt", self._prompt()))
-        if self.thinking_tokens:
+        if numbers.reasoning_tokens:
             rows.append(("thinking", self._thinking()))
-        if self.written_tokens:
-            rows.append(("written", self._written()))
-        if self.first_token_s:
-            rows.append(("first", words["stat_first"].format(seconds=number(self.first_token_s, 1))))
+        if numbers.completion_tokens:
+            written = words["stat_tokens"].format(tokens=number(numbers.completion_tokens))
+            rows.append(("written", written + _rate(numbers.completion_tokens, numbers.completion_ms)))
+        if numbers.first_token_ms:
+            rows.append(("first", words["stat_first"].format(seconds=_seconds(numbers.first_token_ms))))
         return rows
 
     def _prompt(self) -> str:
-        text = words["stat_prompt"].format(total=number(self.prompt_tokens), read=number(self.prefill_tokens))
-        if self.prefill_s:
-            rate = self.prefill_tokens / self.prefill_s
-            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=format_rate(rate))
-        return text + words["stat_cached"].format(cached=number(self.cached_tokens))
+        numbers = self.numbers
+        text = words["stat_prompt"].format(total=number(numbers.prompt_tokens), read=number(self.prefill_tokens))
+        text += _rate(self.prefill_tokens, numbers.prompt_ms)
+        return text + words["stat_cached"].format(cached=number(numbers.cached_tokens))
 
     def _thinking(self) -> str:
-        text = words["stat_tokens"].format(tokens=number(self.thinking_tokens))
-        if self.thinking_s:
-            text += words["stat_in"].format(seconds=number(self.thinking_s, 1))
+        numbers = self.numbers
+        text = words["stat_tokens"].format(tokens=number(numbers.reasoning_tokens))
+        if numbers.thinking_ms:
+            text += words["stat_in"].format(seconds=_seconds(numbers.thinking_ms))
         if self.budget is not None:
-            left = max(0, self.budget - self.thinking_tokens)
+            left = max(0, self.budget - numbers.reasoning_tokens)
             text += words["stat_budget"].format(left=number(left), budget=number(self.budget))
         return text
 
-    def _written(self) -> str:
-        text = words["stat_tokens"].format(tokens=number(self.written_tokens))
-        if self.writing_s:
-            rate = self.written_tokens / self.writing_s
-            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=format_rate(rate))
-        return text
+
+def _seconds(milliseconds: float) -> str:
+    return number(milliseconds / 1000, 1)
+
+
+def _rate(tokens: int, milliseconds: float) -> str:
+    if not milliseconds:
+        return ""
+    rate = format_rate(tokens / (milliseconds / 1000))
+    return words["stat_rate"].format(seconds=_seconds(milliseconds), rate=rate)
 
 
 def stats_from_message(message: StoredMessage) -> TurnStats:
-    numbers = message.numbers
-    return TurnStats(
-        queue_s=numbers.queue_ms / 1000,
-        prompt_tokens=numbers.prompt_tokens,
-        cached_tokens=numbers.cached_tokens,
-        prefill_tokens=numbers.prompt_tokens - numbers.cached_tokens,
-        prefill_s=numbers.prompt_ms / 1000,
-        thinking_tokens=numbers.reasoning_tokens,
-        thinking_s=numbers.thinking_ms / 1000,
-        written_tokens=numbers.completion_tokens,
-        writing_s=numbers.completion_ms / 1000,
-        first_token_s=numbers.first_token_ms / 1000,
-    )
+    return TurnStats(message.numbers, message.numbers.prompt_tokens - message.numbers.cached_tokens)
 
 
 SHOWN_AFTER_S = 1.0
@@ -174,20 +159,18 @@ class StatusLine:
         prefill, wrote_from = self._prefill, self._writing_since
         began = self._prefill_since or wrote_from
         thinking_until = self._thinking_until or (now if self._thinking_since else 0.0)
-        return TurnStats(
-            place=0 if began else self._queue_place,
-            queue_s=began - self._requested_at if began else 0.0,
+        numbers = AnswerStats(
             prompt_tokens=prefill.new_tokens + prefill.cached_tokens if prefill else 0,
             cached_tokens=prefill.cached_tokens if prefill else 0,
-            prefill_tokens=prefill.new_tokens_done if prefill else 0,
-            prefill_s=(wrote_from or now) - self._prefill_since if self._prefill_since else 0.0,
-            thinking_tokens=self._all_reasoning_tokens,
-            thinking_s=self._reasoning_before_s + thinking_until - self._thinking_since,
-            budget=budget,
-            written_tokens=self._tokens,
-            writing_s=now - wrote_from if wrote_from else 0.0,
-            first_token_s=self.first_token_s,
+            completion_tokens=self._tokens,
+            reasoning_tokens=self._all_reasoning_tokens,
+            prompt_ms=1000 * ((wrote_from or now) - self._prefill_since) if self._prefill_since else 0.0,
+            completion_ms=1000 * (now - wrote_from) if wrote_from else 0.0,
+            thinking_ms=1000 * (self._reasoning_before_s + thinking_until - self._thinking_since),
+            queue_ms=1000 * (began - self._requested_at) if began else 0.0,
+            first_token_ms=1000 * self.first_token_s,
         )
+        return TurnStats(numbers, prefill.new_tokens_done if prefill else 0, 0 if began else self._queue_place, budget)
 
     def _reasoning_label(self, now: float) -> str:
         if not self._thinking_since:
