@@ -33,13 +33,12 @@ Level = Literal["ok", "warn", "bad"]
 WARN_PERCENT, BAD_PERCENT = 70, 90
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextGauge:
     used: int
     total: int
     parts: Mapping[str, int]
     prefill_tokens: int  # tokens that are not cached; processing them takes about `seconds`
-    cached_tokens: int
     seconds: float | None
     when_full: WhenFull
     offers_summary: bool
@@ -61,90 +60,89 @@ class ContextGauge:
         return self.used < self.total
 
 
-def measure_context(
-    engine: ChatEngine,
-    line: Sequence[StoredMessage],
-    draft: StoredMessage,
-    settings: ChatSettings,
-    options: RequestOptions,
-    documents: PromptDocuments = NO_DOCUMENTS,
-) -> ContextGauge:
-    """Measure the context usage of a branch followed by a draft. Blocking. Raises ModelError."""
-    offers_summary = settings.compaction == "ask"
+@dataclass(frozen=True, slots=True)
+class DraftPrompt:
+    """The prompt of a branch followed by a draft. Methods block."""
 
-    def prompt(last: StoredMessage, documents: PromptDocuments = documents) -> tuple[Message, ...]:
-        return prompt_messages([*line, last], settings, documents)
+    line: Sequence[StoredMessage]
+    draft: StoredMessage
+    settings: ChatSettings
+    options: RequestOptions
+    documents: PromptDocuments
 
-    messages = prompt(draft)
-    options = documents.options(messages, options)
-    count = partial(engine.count_tokens, options=replace(options, prefix=None))
-    try:
-        estimate = engine.estimate(messages, options)
-    except ContextLengthError as error:
-        used, total = error.needed_tokens, engine.info.context_of(options)
-        parts = dict.fromkeys(PARTS, 0) | {"history": used}
-        return ContextGauge(used, total, parts, used, 0, None, settings.when_full, offers_summary, at_least=True)
-    used = estimate.prompt_tokens
-    # Measure each part as the difference between two counts, because the template adds tokens around every message.
-    empty_draft = replace(draft, content="", attachments=())
-    without_text, without_draft = prompt(replace(draft, content="")), prompt(empty_draft)
-    empty_prompt = (Message("user", ""),)
-    plain_messages = prompt(empty_draft, PromptDocuments(instructions=documents.instructions))
-    system = plain_messages[0] if plain_messages[0].role == "system" else None
-    reasoning = 0
-    if any(each.keep_reasoning for each in messages):
-        reasoning = used - count([replace(each, keep_reasoning=False) for each in messages])
-    no_draft = count(without_draft) if draft.content or draft.attachments else used
-    no_text = count(without_text) if draft.attachments else no_draft
-    in_documents = no_draft - count(plain_messages) if documents is not NO_DOCUMENTS else 0
-    empty_count = count(empty_prompt)
-    with_system = count((system, *empty_prompt)) if system is not None else empty_count
-    summary = 0
-    if system is not None and SUMMARY_HEADING in system.content:
-        plain = replace(system, content=settings.system_prompt)
-        summary = with_system - (count((plain, *empty_prompt)) if settings.system_prompt.strip() else empty_count)
-    tool_tokens = 0
-    if options.tools:
-        tool_tokens = empty_count - engine.count_tokens(empty_prompt, replace(options, tools=None, prefix=None))
-    words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
-    results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
-    parts = {
-        "system": with_system - summary - tool_tokens,
-        "tools": tool_tokens,
-        "summary": summary,
-        "thinking": reasoning,
-        "history": no_draft - with_system - reasoning - results - in_documents,
-        "results": results,
-        "attachments": no_text - no_draft + in_documents,
-        "draft": used - no_text,
-    }
-    roles = [each.role for each in messages]
-    dropped = dropped_parts(engine.info.template_drops, roles, messages[0].content, bool(options.tools))
-    return ContextGauge(
-        used,
-        engine.info.context_of(options),
-        parts,
-        used - estimate.cached_tokens,
-        estimate.cached_tokens,
-        estimate.seconds,
-        settings.when_full,
-        offers_summary,
-        tuple(dropped),
-    )
+    def measure(self, engine: ChatEngine) -> ContextGauge:
+        """Measure the context usage. Raises ModelError."""
+        messages = self._messages(self.draft)
+        options = self.documents.options(messages, self.options)
+        total, settings = engine.info.context_of(options), self.settings
+        gauge = partial(
+            ContextGauge, total=total, when_full=settings.when_full, offers_summary=settings.compaction == "ask"
+        )
+        try:
+            estimate = engine.estimate(messages, options)
+        except ContextLengthError as error:
+            used = error.needed_tokens
+            parts = dict.fromkeys(PARTS, 0) | {"history": used}
+            return gauge(used=used, parts=parts, prefill_tokens=used, seconds=None, at_least=True)
+        used = estimate.prompt_tokens
+        roles = [each.role for each in messages]
+        dropped = dropped_parts(engine.info.template_drops, roles, messages[0].content, bool(options.tools))
+        return gauge(
+            used=used,
+            parts=self._measure_parts(engine, messages, options, used),
+            prefill_tokens=used - estimate.cached_tokens,
+            seconds=estimate.seconds,
+            dropped=tuple(dropped),
+        )
 
+    def prefill(self, engine: ChatEngine) -> None:
+        """Process the prompt before it is sent (speculative prefill)."""
+        messages = self._messages(self.draft)
+        # A draft that cannot be processed causes an error when it is sent, not while it is typed.
+        with contextlib.suppress(ModelError):
+            options = self.documents.options(messages, self.options)
+            engine.speculative_prefill(messages, self.settings.sampling, options)
 
-def speculative_prefill(
-    engine: ChatEngine,
-    line: Sequence[StoredMessage],
-    draft: StoredMessage,
-    settings: ChatSettings,
-    options: RequestOptions,
-    documents: PromptDocuments = NO_DOCUMENTS,
-) -> None:
-    messages = prompt_messages([*line, draft], settings, documents)
-    # A draft that cannot be processed causes an error when it is sent, not while it is typed.
-    with contextlib.suppress(ModelError):
-        engine.speculative_prefill(messages, settings.sampling, documents.options(messages, options))
+    def _messages(self, draft: StoredMessage, documents: PromptDocuments | None = None) -> tuple[Message, ...]:
+        return prompt_messages([*self.line, draft], self.settings, documents or self.documents)
+
+    def _measure_parts(
+        self, engine: ChatEngine, messages: Sequence[Message], options: RequestOptions, used: int
+    ) -> dict[str, int]:
+        # Each part is the difference between two counts, because the template adds tokens around every message.
+        draft, documents, system_prompt = self.draft, self.documents, self.settings.system_prompt
+        count = partial(engine.count_tokens, options=replace(options, prefix=None))
+        empty_draft, empty_prompt = replace(draft, content="", attachments=()), (Message("user", ""),)
+        without_draft = self._messages(empty_draft)
+        plain_messages = self._messages(empty_draft, PromptDocuments(instructions=documents.instructions))
+        system = plain_messages[0] if plain_messages[0].role == "system" else None
+        reasoning = 0
+        if any(each.keep_reasoning for each in messages):
+            reasoning = used - count([replace(each, keep_reasoning=False) for each in messages])
+        no_draft = count(without_draft) if draft.content or draft.attachments else used
+        no_text = count(self._messages(replace(draft, content=""))) if draft.attachments else no_draft
+        in_documents = no_draft - count(plain_messages) if documents is not NO_DOCUMENTS else 0
+        empty_count = count(empty_prompt)
+        with_system = count((system, *empty_prompt)) if system is not None else empty_count
+        summary = 0
+        if system is not None and SUMMARY_HEADING in system.content:
+            plain = replace(system, content=system_prompt)
+            summary = with_system - (count((plain, *empty_prompt)) if system_prompt.strip() else empty_count)
+        tools = 0
+        if options.tools:
+            tools = empty_count - engine.count_tokens(empty_prompt, replace(options, tools=None, prefix=None))
+        words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
+        results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
+        return {
+            "system": with_system - summary - tools,
+            "tools": tools,
+            "summary": summary,
+            "thinking": reasoning,
+            "history": no_draft - with_system - reasoning - results - in_documents,
+            "results": results,
+            "attachments": no_text - no_draft + in_documents,
+            "draft": used - no_text,
+        }
 
 
 AFTER_SECONDS = 5.0  # delay, so that titles and suggestions are generated first

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse
 
 from notso.smollm3 import ModelError, RequestOptions, process_memory, thinking_set_by
 from notso.web.chat.chat_view import ChatView, read_branch, require
-from notso.web.chat.context_gauge import measure_context, speculative_prefill
+from notso.web.chat.context_gauge import DraftPrompt
 from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import load_branch_documents, new_chat
 from notso.web.chat.templates import LANGUAGE_COOKIE
@@ -138,10 +138,9 @@ async def estimate(page: Page, fields: Fields) -> Response:
         adapter=choice.adapter,
     )
     documents = await load_branch_documents(services, owner, view, choice, draft)
+    prompt = DraftPrompt(line, draft, settings, options, documents)
     try:
-        gauge = await services.shared.large_work.run(
-            lambda: measure_context(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
-        )
+        gauge = await services.shared.large_work.run(lambda: prompt.measure(engine), text_size([*line, draft]), owner)
     except ModelError:  # for example, while the engine is shutting down; the page retries on the next keystroke
         return Response(status_code=204)
     chat = view.chat if chat_id is not None else None
@@ -149,7 +148,7 @@ async def estimate(page: Page, fields: Fields) -> Response:
     has_content = bool(draft.content.strip() or draft.attachments)
     prefills = settings.speculative_prefill and has_content and not any(message.active for message in line)
     if prefills and await services.shared.requests.allows_prompt(owner, gauge.used):
-        response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options, documents)
+        response.background = BackgroundTask(prompt.prefill, engine)
     return response
 
 
