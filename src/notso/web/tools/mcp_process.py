@@ -12,13 +12,14 @@ each event is limited.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -72,13 +73,49 @@ Streams = tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[Sess
 class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
     """Connection to a server, for `mcp.Client`."""
 
-    def __init__(self, entry: McpServerConfig) -> None:
+    def __init__(self, entry: McpServerConfig, *, ends_with_stream: bool = True) -> None:
         self.fault = ""  # the exceeded limit or expired session that ended the connection, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
         self.left_out: list[SkippedItem] = []
         self.unanswered: set[str] = set()  # ids of requests in which the server may ask the user
         self._entry = entry
         self._open_requests = 0
+        self._ends_with_stream = ends_with_stream
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Streams:
+        async with contextlib.AsyncExitStack() as stack:
+            await self._open(stack)
+            incoming, read_stream = anyio.create_memory_object_stream[Incoming](0)
+            write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+            tasks = [asyncio.create_task(self._receive(incoming)), asyncio.create_task(self._send(outgoing, incoming))]
+            stack.push_async_callback(_cancel_tasks, tasks)
+            for stream in (incoming, read_stream, write_stream, outgoing):
+                stack.callback(stream.close)
+            if self._ends_with_stream:
+                for task in tasks:
+                    task.add_done_callback(lambda _: self.ended.set())
+            self._stack = stack.pop_all()
+        return read_stream, write_stream
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    @abc.abstractmethod
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        """Connect, and let `stack` close the connection."""
+
+    @abc.abstractmethod
+    async def _receive(self, incoming: MemoryObjectSendStream[Incoming]) -> None:
+        """Pass the server's messages on until the end of the connection."""
+
+    @abc.abstractmethod
+    async def _send(
+        self, outgoing: MemoryObjectReceiveStream[SessionMessage], incoming: MemoryObjectSendStream[Incoming]
+    ) -> None:
+        """Send messages to the server. Closing `incoming` makes pending requests fail."""
 
     def _accept_incoming(self, message: JSONRPCMessage) -> bool:
         # Returns whether to pass the message on. Notifications are dropped, because progress, log records and changes
@@ -107,7 +144,7 @@ class McpStdioTransport(McpTransport):
     Raises OSError if the process cannot be started.
     """
 
-    async def __aenter__(self) -> Streams:
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
         entry = self._entry
         env = get_default_environment() | entry.env
         try:
@@ -126,32 +163,9 @@ class McpStdioTransport(McpTransport):
             if os.sep in entry.command or shutil.which(entry.command, path=env.get("PATH")) is not None:
                 raise
             raise FileNotFoundError(error.errno, "no such program") from error
+        stack.push_async_callback(self._stop_process)
         with contextlib.suppress(OSError):  # the process may have exited already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
-        incoming, read_stream = anyio.create_memory_object_stream[Incoming](0)
-        write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        self._streams = (incoming, read_stream, write_stream, outgoing)
-        self._tasks = [
-            asyncio.create_task(self._receive(incoming)),
-            asyncio.create_task(self._send(outgoing, incoming)),
-        ]
-        for task in self._tasks:
-            task.add_done_callback(lambda _: self.ended.set())
-        return read_stream, write_stream
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        try:
-            for stream in self._streams:
-                stream.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._stop_process()
-        finally:
-            self._signal(signal.SIGKILL)  # end the server's own children, too, even if the wait above was canceled
-            self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
     async def _receive(self, incoming: MemoryObjectSendStream[Incoming]) -> None:
         stdout = cast(asyncio.StreamReader, self._process.stdout)
@@ -208,14 +222,17 @@ class McpStdioTransport(McpTransport):
         except OSError:
             pass  # the process has exited
         finally:
-            incoming.close()  # makes pending requests fail
+            incoming.close()
 
     async def _stop_process(self) -> None:
-        stdin = cast(asyncio.StreamWriter, self._process.stdin)
-        stdin.close()
-        if not await self._wait_for_exit(LEAVE_SECONDS) or self._signal(0):  # 0: test whether the group exists
-            self._signal(signal.SIGTERM)
-            await self._wait_for_exit(TERMINATE_SECONDS)
+        try:
+            cast(asyncio.StreamWriter, self._process.stdin).close()
+            if not await self._wait_for_exit(LEAVE_SECONDS) or self._signal(0):  # 0: test whether the group exists
+                self._signal(signal.SIGTERM)
+                await self._wait_for_exit(TERMINATE_SECONDS)
+        finally:
+            self._signal(signal.SIGKILL)  # end the server's own children, too, even if the wait above was canceled
+            self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
     async def _wait_for_exit(self, seconds: float) -> bool:
         # Poll the return code, because `Process.wait` would also wait for the pipes to close.
@@ -307,12 +324,11 @@ class McpHttpTransport(McpTransport):
     """
 
     def __init__(self, entry: McpServerConfig, *, sse: bool = False) -> None:
-        super().__init__(entry)
+        super().__init__(entry, ends_with_stream=sse)
         self.refused = False
         self.sse = sse
-        self._stack = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> Streams:
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
             # An SSE stream has no read timeout, because nothing is sent between requests.
@@ -321,55 +337,37 @@ class McpHttpTransport(McpTransport):
             max_redirects=MAX_REDIRECTS,
             trust_env=False,  # ignore the machine's proxy settings and .netrc
         )
-        async with contextlib.AsyncExitStack() as stack:
-            if self.sse:
-                connection = sse_client(
-                    self._entry.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: client
-                )
-            else:
-                await stack.enter_async_context(client)
-                connection = streamable_http_client(
-                    self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
-                )
-            http_reader, http_writer = await stack.enter_async_context(connection)
-            incoming, read_stream = anyio.create_memory_object_stream[Incoming](0)
-            write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-            receiving = self._receive(cast(MemoryObjectReceiveStream[Incoming], http_reader), incoming)
-            sending = self._send(outgoing, cast(MemoryObjectSendStream[SessionMessage], http_writer))
-            for each in (receiving, sending):
-                stack.push_async_callback(_cancel_task, asyncio.create_task(each))
-            stack.callback(read_stream.close)
-            stack.callback(write_stream.close)
-            self._stack = stack.pop_all()
-        return read_stream, write_stream
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+        if self.sse:
+            connection = sse_client(
+                self._entry.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: client
+            )
+        else:
+            await stack.enter_async_context(client)
+            connection = streamable_http_client(
+                self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
+            )
+        reader, writer = await stack.enter_async_context(connection)
+        self._reader = cast(MemoryObjectReceiveStream[Incoming], reader)
+        self._writer = cast(MemoryObjectSendStream[SessionMessage], writer)
 
     def end(self, fault: str) -> None:
         self.fault = self.fault or fault
         self.ended.set()
 
-    async def _receive(
-        self, http_reader: MemoryObjectReceiveStream[Incoming], incoming: MemoryObjectSendStream[Incoming]
-    ) -> None:
+    async def _receive(self, incoming: MemoryObjectSendStream[Incoming]) -> None:
         with incoming, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for each in http_reader:
+            async for each in self._reader:
                 if isinstance(each, SessionMessage) and self._accept_incoming(each.message):
                     await incoming.send(each)
-        if self.sse:
-            self.ended.set()
 
     async def _send(
-        self, outgoing: MemoryObjectReceiveStream[SessionMessage], http_writer: MemoryObjectSendStream[SessionMessage]
+        self, outgoing: MemoryObjectReceiveStream[SessionMessage], incoming: MemoryObjectSendStream[Incoming]
     ) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async with outgoing, http_writer:
+            async with outgoing, self._writer:
                 async for each in outgoing:
                     self._prepare_outgoing(each.message)
-                    await http_writer.send(each)
+                    await self._writer.send(each)
 
 
 class _LimitedTransport(httpx2.AsyncHTTPTransport):
@@ -426,6 +424,7 @@ class _LimitedBody(httpx2.AsyncByteStream):
         await self._body.aclose()
 
 
-async def _cancel_task(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
