@@ -26,6 +26,7 @@ from notso.web.turns.prompt import NO_RESULT, answer_messages, split_at_tool_cal
 from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS, ToolCalls, ToolOffer
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.values import visible_text
+from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true"}
@@ -192,6 +193,31 @@ def test_calls_can_be_denied_allowed_per_chat_and_asked_again(using: Callable[..
     assert asked(server, other).arguments == '{"expression": "6 + 6"}', "another chat needs its own approval"
     permit(server, other, "deny")
     server.finished(other)
+
+
+def test_version_with_its_own_settings_keeps_no_withdrawn_permission(using: Callable[..., Any]) -> None:
+    calls = [True, False]  # whether the next request for an answer ends with a call
+
+    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        yield from [call()] if messages[-1].role != "tool" and calls.pop(0) else say("Fine.")
+
+    server = using(script)
+    turn = server.ask("6 * 7", thinking=False)
+    permit(server, turn, "chat")
+    server.finished(turn)
+    path = f"/chats/{turn.chat_id}/messages"
+    server.client.post(f"{path}/{turn.message_id}/regenerate", data={"key": new_id(), "temperature": "0.7"})
+    version = server.last(turn.chat_id)
+    assert server.finished(version).content == "Fine."
+    server.client.post(f"/chats/{turn.chat_id}/tools", data={"tool-calculator": "on", "ask-again": "on"})
+    calls.append(True)
+    server.client.post(f"{path}/{version.message_id}/continue")
+    version = server.last(turn.chat_id)
+    turns = server.chat.turns
+    server.wait(lambda: turns.asking(version.generation_id) is not None or not server.stored(version).active)
+    assert turns.asking(version.generation_id) is not None, "the permission was withdrawn for the chat"
+    permit(server, version, "deny")
+    server.finished(version)
 
 
 async def nothing(arguments: Mapping[str, Any], context: ToolContext) -> str:

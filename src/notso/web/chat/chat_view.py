@@ -20,7 +20,7 @@ from notso.web.store.protocol import (
     StoredMessage,
     TurnAccepted,
 )
-from notso.web.turns.chat_settings import ChatSettings, effective_settings
+from notso.web.turns.chat_settings import ChatSettings, effective_settings, with_permissions_of
 from notso.web.values.errors import Problem
 from notso.web.values.ids import is_id
 from notso.web.values.wording import words
@@ -76,8 +76,11 @@ class ChatView(_View):
         return 0 if self.summarized else self.above
 
     def with_settings(self, settings: Mapping[str, SettingValue] | None) -> ChatView:
-        """Return the view with these settings in place of the chat's (None: unchanged)."""
-        return replace(self, chat=replace(self.chat, settings=settings)) if settings is not None else self
+        """Return the view with these settings in place of the chat's (None: unchanged). The permissions of tools are
+        still those of the chat."""
+        if settings is None:
+            return self
+        return replace(self, chat=replace(self.chat, settings=with_permissions_of(self.chat.settings, settings)))
 
     def with_question(self, question: StoredMessage) -> ChatView:
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)

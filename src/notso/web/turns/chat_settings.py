@@ -235,6 +235,12 @@ def with_permission(settings: Mapping[str, SettingValue], tool: str, digest: str
     return _with_permissions(settings, _permissions(settings) | {tool: digest})
 
 
+def with_permissions_of(
+    other: Mapping[str, SettingValue], settings: Mapping[str, SettingValue]
+) -> dict[str, SettingValue]:
+    return _with_permissions(settings, _permissions(other))
+
+
 def without_permissions(settings: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     return {name: value for name, value in settings.items() if name != _ALLOWED}
 
