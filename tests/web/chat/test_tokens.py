@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Engine
+from notso.web.values.errors import QuotaError
 from notso.web.values.ids import new_id
 
 JSON = {"accept": "application/json"}
@@ -95,6 +96,22 @@ def test_tokens_and_receipt_of_a_version_with_its_own_settings(served: Any) -> N
     assert run.ids[2] in {each["id"] for each in told.json()["alternatives"]}
     receipt = served.client.get(f"{path_of(version)}/receipt")
     assert receipt.status_code == 200 and "one word" not in receipt.text
+
+
+def test_fork_beyond_the_quota_is_refused_before_it_is_stored(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quotas:
+        def has_quota(self, owner: str) -> bool:
+            return True
+
+        async def reserve(self, owner: str, uses: Any) -> Any:
+            raise QuotaError("used up", retry_after_seconds=60)
+
+    asked = served.ask("Tell me less")
+    served.finished(asked)
+    monkeypatch.setattr(served.shared.requests, "quotas", Quotas())
+    refused = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": "1", "text": "x"})
+    assert refused.status_code == 429 and "used up" in refused.text
+    assert served.last(asked.chat_id).message_id == asked.message_id, "no version was stored"
 
 
 def test_invalid_forks_are_rejected_and_edited_answer_has_no_tokens(served: Any) -> None:

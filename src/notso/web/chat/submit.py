@@ -110,7 +110,7 @@ async def submit_question(
             answer = replace(_new_message(chat), model=_model_name(services, choice))
             request, _ = await build_request(services, owner, question_view, choice, answer)
             parts = await _build_parts(services, owner, question_view, request) if "every" in fields else ()
-            prepared = None if parts else await _prepare_and_reserve(services, running, request, question_view)
+            prepared = None if parts else await _prepare_if_possible(services, running, request, question_view)
             trace = AnswerTrace((), view.settings.model, every=bool(parts))
             original = instead_of.id if instead_of is not None else None
             turn = NewTurn(user_message, answer, _idempotency_key(fields), original, last, trace)
@@ -202,7 +202,7 @@ async def continue_answer(
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
             request, _ = await build_request(services, owner, view, choice, answer)
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
-            prepared = await _prepare_and_reserve(services, running, request, view)
+            prepared = await _prepare_if_possible(services, running, request, view)
         trace = AnswerTrace((), model, own=own, hurry=hurry)
         ids = view.chat.id, message.id, answer.generation_id or ""
         resume = partial(store.resume_message, owner, *ids, through=through, trace=trace, model=name)
@@ -258,7 +258,7 @@ async def fork(
         request, _ = await build_request(services, owner, view, choice, answer)
         request = replay_request(run, request, message, keep_thinking=view.settings.keep_thinking)
         try:
-            await _prepare(services, request, view)
+            await _prepare(services, running, request, view)
         except ModelError as error:
             raise Problem(409, words["error_fork"]) from error
         store = partial(services.shared.store.add_message, owner, NewMessage(answer, parent_id, key, forked))
@@ -290,7 +290,7 @@ async def _add_answer(
         if answer.kind == "turn":
             answer = replace(answer, model=_model_name(services, choice))
         request, _ = await build_request(services, owner, view, choice, answer)
-        prepared = await _prepare_and_reserve(services, running, request, view)
+        prepared = await _prepare_if_possible(services, running, request, view)
         store = partial(services.shared.store.add_message, owner, NewMessage(answer, parent_id, key, trace))
         return await _store_and_start(services, owner, view, choice, answer, trace, store, running, prepared)
 
@@ -589,22 +589,13 @@ async def summary_request(
     )
 
 
-async def _prepare(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
-    # Returns None if the model is not loaded. Raises ModelError.
-    engine = services.shared.engine.model(request.model).engine
-    if engine is None:
-        return None
-    size = text_size(view.line)
-    return await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
-
-
-async def prepare_prompt(services: ChatServices, request: Request, view: ChatView) -> PreparedRequest | None:
-    """Render the prompt. Raises Problem if it does not fit in the context.
-
-    Returns None if the model is not loaded or another error occurs; the engine reports the error later.
-    """
+async def _prepare_if_possible(
+    services: ChatServices, running: RunningRequest, request: Request, view: ChatView
+) -> PreparedRequest | None:
+    # As `_prepare`, but returns None for other errors of the engine, which reports them later. Raises Problem if the
+    # prompt does not fit in the context.
     try:
-        return await _prepare(services, request, view)
+        return await _prepare(services, running, request, view)
     except ContextLengthError as error:
         used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
         sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))
@@ -613,12 +604,15 @@ async def prepare_prompt(services: ChatServices, request: Request, view: ChatVie
         return None
 
 
-async def _prepare_and_reserve(
+async def _prepare(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> PreparedRequest | None:
-    prepared = await prepare_prompt(services, request, view)
-    if prepared is not None:
-        await running.reserve(prepared.engine, submissions_for(request, prepared))
+    # Renders the prompt and reserves quota. Returns None if the model is not loaded. Raises ModelError or QuotaError.
+    engine, size = services.shared.engine.model(request.model).engine, text_size(view.line)
+    if engine is None:
+        return None
+    prepared = await services.shared.large_work.run(lambda: prepare(engine, request), size, request.options.owner)
+    await running.reserve(prepared.engine, submissions_for(request, prepared))
     return prepared
 
 
