@@ -521,10 +521,10 @@ def _page_above(request: Request) -> str:
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
-    owner, chat_id = owner_of(request), request.path_params.get("chat_id")
+    page, chat_id = views.PageRequest(services, owner_of(request), request), request.path_params.get("chat_id")
     try:
-        view = await read_shown(services, owner, chat_id) if chat_id is not None else None
-        return await views.render_chat_page(views.PageRequest(request, services, owner), view, problem=problem)
+        view = await read_shown(page, chat_id) if chat_id is not None else None
+        return await views.render_chat_page(page, view, problem=problem)
     except (Problem, StorageError):  # the chat was deleted in the meantime, or cannot be read
         return None
 

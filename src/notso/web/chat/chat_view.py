@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from notso.web.chat.services import ChatServices
+from notso.web.chat.services import ChatServices, ChatUser
 from notso.web.store.protocol import (
     Chat,
     ChatDefaults,
@@ -101,29 +101,28 @@ def _most_characters(services: ChatServices) -> int:
     return max(limits, default=0) or USUAL_MOST_CHARACTERS
 
 
-async def read_branch(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView:
+async def read_branch(user: ChatUser, chat_id: str, last: str | None) -> ChatView:
     """Load as much of the branch ending in `last` as fits in a prompt.
 
     last: a message id; '' for an empty branch; None for the branch chosen on the page. Raises Problem: 404 for an
     unknown chat, 409 if the message is not in the chat.
     """
-    revision = services.feed.revision  # read before the chat, so that a concurrent change is still announced
-    most = _most_characters(services)
-    branch = await services.shared.store.branch(owner, chat_id, last, most_characters=most) if is_id(chat_id) else None
+    revision = user.services.feed.revision  # read before the chat, so that a concurrent change is still announced
+    most = _most_characters(user.services)
+    branch = await user.store.branch(user.owner, chat_id, last, most_characters=most) if is_id(chat_id) else None
     found = require(branch, words["error_unknown_chat"])
     if last and not found.line:
         raise Problem(409, words["error_moved"], moved=True)
     return ChatView(found.chat, found.base, revision, found.line, found.first_id, found.above, found.summarized)
 
 
-async def read_branch_above(services: ChatServices, owner: str, message: StoredMessage) -> ChatView:
+async def read_branch_above(user: ChatUser, message: StoredMessage) -> ChatView:
     """Load the branch that ends before a message. Raises Problem as `read_branch` does."""
-    return await read_branch(services, owner, message.chat_id, message.parent_id or "")
+    return await read_branch(user, message.chat_id, message.parent_id or "")
 
 
 async def read_turn(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     accepted: TurnAccepted,
     *,
     first: str | None = None,
@@ -132,25 +131,24 @@ async def read_turn(
     """Load a ShownView of the branch that contains a new turn. Raises Problem (404)."""
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
-    view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)
+    view = await read_shown(user, answer.chat_id, through=answer.id, first=first, limit=limit)
     # Show the answer as it was when the turn was stored; text generated since then arrives on the answer's stream.
     path = [replace(each, message=stored.get(each.message.id, each.message)) for each in view.path]
     return replace(view, path=path)
 
 
-async def read_new_turn(services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted) -> ShownView:
+async def read_new_turn(user: ChatUser, view: ChatView, accepted: TurnAccepted) -> ShownView:
     question, answer = accepted.user_message, accepted.assistant_message
     previous_question = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (previous_question is None and view.above):
-        shown = await read_turn(services, owner, accepted, limit=3)  # includes the previous turn, to link its question
+        shown = await read_turn(user, accepted, limit=3)  # includes the previous turn, to link its question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [ShownMessage(question, (question.id,), previous_question), ShownMessage(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, view.revision, path, 0)
 
 
 async def read_shown(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     chat_id: str,
     *,
     through: str | None = None,
@@ -161,16 +159,16 @@ async def read_shown(
 
     Raises Problem (404).
     """
-    revision, store = services.feed.revision, services.shared.store
-    found = await store.shown_chat(owner, chat_id, limit, through=through, first=first) if is_id(chat_id) else None
+    revision, store = user.services.feed.revision, user.store
+    found = await store.shown_chat(user.owner, chat_id, limit, through=through, first=first) if is_id(chat_id) else None
     return _to_view(require(found, words["error_unknown_chat"]), revision)
 
 
-async def read_earlier(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
+async def read_earlier(user: ChatUser, chat_id: str, message_id: str) -> ShownView:
     """Load the messages before `message_id`. Raises Problem (404)."""
-    revision = services.feed.revision
+    revision = user.services.feed.revision
     is_valid = is_id(chat_id) and is_id(message_id)
-    found = await services.shared.store.shown_before(owner, chat_id, message_id, NEWEST_MESSAGES) if is_valid else None
+    found = await user.store.shown_before(user.owner, chat_id, message_id, NEWEST_MESSAGES) if is_valid else None
     return _to_view(require(found), revision)
 
 

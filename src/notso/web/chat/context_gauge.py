@@ -14,7 +14,7 @@ from typing import Literal
 
 from notso.smollm3 import ContextLengthError, Message, ModelError, RequestOptions, WhenFull, dropped_parts
 from notso.web.chat.chat_view import read_branch
-from notso.web.chat.services import ChatServices, engine_and_registry
+from notso.web.chat.services import ChatServices, ChatUser, engine_and_registry
 from notso.web.chat.submit import new_summary, summary_request
 from notso.web.chat.suggestions import IdleRequests
 from notso.web.engine.model_names import resolve_model_choice
@@ -168,19 +168,19 @@ class Compaction:
             self._requests.start(self._compact(turn))
 
     async def _compact(self, turn: Turn) -> None:
-        services, owner, last = self._services, turn.request.options.owner, turn.message
+        user, last = ChatUser(self._services, turn.request.options.owner), turn.message
         with contextlib.suppress(NotsoError, Problem):
-            view = await read_branch(services, owner, last.chat_id, last.id)
+            view = await read_branch(user, last.chat_id, last.id)
             if view.settings.compaction != "automatic":
                 return
             if not await self._requests.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
-            choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
-            request = await summary_request(services, owner, view, choice, priority="background")
+            choice = await resolve_model_choice(*engine_and_registry(user.services), view.settings.model)
+            request = await summary_request(user, view, choice, priority="background")
             text = (await self._requests.generate(request, PATIENCE_SECONDS) or "").strip()
             if not text:
                 return
             summary = replace(new_summary(view.chat), content=text, state="done", generation_id=None)
-            stored = await services.shared.store.add_message(owner, NewMessage(summary, last.id, new_id()))
+            stored = await user.store.add_message(user.owner, NewMessage(summary, last.id, new_id()))
             if isinstance(stored, TurnAccepted):  # otherwise the chat has continued or was deleted
-                services.feed.announce(owner, last.chat_id, "")
+                user.services.feed.announce(user.owner, last.chat_id, "")

@@ -21,6 +21,7 @@ from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import SharedServices
+from notso.web.store.protocol import ChatStore
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.sse import Feed
 from notso.web.turns.turns import Turns
@@ -61,6 +62,18 @@ class ChatServices:
     )
     # An import occupies its slot until its chats are stored. Each user has at most one of the two slots.
     importing: WorkQueue = field(default_factory=lambda: WorkQueue("notso-import", MOST_WAITING_IMPORTS, at_once=2))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUser:
+    """The chats of one user. `owner`: id of the user in the store."""
+
+    services: ChatServices
+    owner: str
+
+    @property
+    def store(self) -> ChatStore:
+        return self.services.shared.store
 
 
 def engine_and_registry(services: ChatServices) -> tuple[EngineHost, ModelRegistry | None]:

@@ -20,7 +20,7 @@ from typing import Literal
 from notso.documents.values import unreadable
 from notso.smollm3 import ContextLengthError, Message, ModelError, Priority, RequestOptions, SamplingParams, WhenFull
 from notso.web.chat.chat_view import ChatView, read_branch, read_branch_above
-from notso.web.chat.services import ChatServices, engine_and_registry
+from notso.web.chat.services import ChatServices, ChatUser, engine_and_registry
 from notso.web.engine.model_names import (
     DEFAULT_MODEL,
     ModelChoice,
@@ -34,6 +34,7 @@ from notso.web.store.protocol import (
     AnswerTrace,
     Attachment,
     Chat,
+    ChatStore,
     NewMessage,
     NewTurn,
     Orphan,
@@ -81,8 +82,7 @@ RESUME_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 async def submit_question(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     view: ChatView,
     fields: dict[str, str],
     *,
@@ -97,27 +97,25 @@ async def submit_question(
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
-    limit = services.shared.settings.max_message_characters
+    limit = user.services.shared.settings.max_message_characters
     with keep_draft(text):
         before = instead_of.attachments if instead_of is not None else ()
         kept = [each for number, each in enumerate(before, start=1) if f"file-{number}-name" not in fields]
-        attachments = await _resolve_attachments(services, owner, parse_attachments(fields, limit), kept)
+        attachments = await _resolve_attachments(user, parse_attachments(fields, limit), kept)
         _check_text(text, limit, may_be_empty=bool(attachments))
-        with _admit(services, owner) as running:
+        with _admit(user) as running:
             user_message = replace(_create_message(chat, "user", text), attachments=attachments)
-            choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
+            choice = await resolve_model_choice(*engine_and_registry(user.services), view.settings.model)
             question_view = view.with_question(user_message)
-            answer = replace(_new_message(chat), model=_model_name(services, choice))
-            request, _ = await build_request(services, owner, question_view, choice, answer)
-            parts = await _build_parts(services, owner, question_view, request) if "every" in fields else ()
-            prepared = None if parts else await _prepare_if_possible(services, running, request, question_view)
+            answer = replace(_new_message(chat), model=_model_name(user.services, choice))
+            request, _ = await build_request(user, question_view, choice, answer)
+            parts = await _build_parts(user, question_view, request) if "every" in fields else ()
+            prepared = None if parts else await _prepare_if_possible(user.services, running, request, question_view)
             trace = AnswerTrace((), view.settings.model, every=bool(parts))
             original = instead_of.id if instead_of is not None else None
             turn = NewTurn(user_message, answer, _idempotency_key(fields), original, last, trace)
-            store = partial(services.shared.store.add_turn, owner, turn, chat if is_new else None)
-            accepted, view = await _store_and_start(
-                services, owner, view, choice, answer, trace, store, running, prepared, parts
-            )
+            store = partial(user.store.add_turn, user.owner, turn, chat if is_new else None)
+            accepted, view = await _store_and_start(user, view, choice, answer, trace, store, running, prepared, parts)
         if accepted.repeated and accepted.user_message.content != text:
             # The response to the first request was lost, and the user edited the text before sending it again.
             raise Problem(409, words["error_sent_before"])
@@ -127,14 +125,14 @@ async def submit_question(
 
 
 async def _resolve_attachments(
-    services: ChatServices, owner: str, attachments: Sequence[Attachment], kept: Sequence[Attachment]
+    user: ChatUser, attachments: Sequence[Attachment], kept: Sequence[Attachment]
 ) -> tuple[Attachment, ...]:
     # An imported question may exceed the limit, but then no attachments can be added.
     if attachments and len(kept) + len(attachments) > MAX_ATTACHMENTS:
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     ids = {each.document for each in attachments if each.document}
     kept_ids = {each.document for each in kept if each.document}
-    found = await services.shared.store.documents.some(owner, sorted(ids | kept_ids))
+    found = await user.store.documents.some(user.owner, sorted(ids | kept_ids))
     # Omit documents of the original question that were deleted or can no longer be read.
     documents = [each for each in found if each.id in ids or each.state != "failed"]
     for each in documents:
@@ -162,14 +160,12 @@ def keep_draft(text: str) -> Iterator[None]:
         raise
 
 
-async def regenerate_answer(
-    services: ChatServices, owner: str, message: StoredMessage, fields: dict[str, str]
-) -> Submitted:
+async def regenerate_answer(user: ChatUser, message: StoredMessage, fields: dict[str, str]) -> Submitted:
     """Generate another version of an answer."""
     parent_id = _require_parent(message)
-    view, key = await read_branch_above(services, owner, message), _idempotency_key(fields)
+    view, key = await read_branch_above(user, message), _idempotency_key(fields)
     own = _version_settings(view, fields)
-    return await _add_answer(services, owner, view.with_settings(own), _new_message(view.chat), parent_id, key, own)
+    return await _add_answer(user, view.with_settings(own), _new_message(view.chat), parent_id, key, own)
 
 
 def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
@@ -188,25 +184,25 @@ def _require_parent(message: StoredMessage) -> str:
 
 
 async def continue_answer(
-    services: ChatServices, owner: str, message: StoredMessage, *, through: str | None, hurry: bool = False
+    user: ChatUser, message: StoredMessage, *, through: str | None, hurry: bool = False
 ) -> Submitted:
     """Continue an answer on the branch that contains `through`. hurry: end the reasoning first."""
-    store, view = services.shared.store, await read_branch_above(services, owner, message)
+    store, view = user.store, await read_branch_above(user, message)
     answer = replace(_new_message(view.chat), id=message.id)
-    with _admit(services, owner) as running:
-        stored = await store.trace(owner, message.id)
+    with _admit(user) as running:
+        stored = await store.trace(user.owner, message.id)
         own = stored.own if stored is not None else None
-        model, choice, name = await _continuing_model(services, message, view.settings.model)
+        model, choice, name = await _continuing_model(user.services, message, view.settings.model)
         view = view.with_settings(own)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
-            request, _ = await build_request(services, owner, view, choice, answer)
+            request, _ = await build_request(user, view, choice, answer)
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
-            prepared = await _prepare_if_possible(services, running, request, view)
+            prepared = await _prepare_if_possible(user.services, running, request, view)
         trace = AnswerTrace((), model, own=own, hurry=hurry)
         ids = view.chat.id, message.id, answer.generation_id or ""
-        resume = partial(store.resume_message, owner, *ids, through=through, trace=trace, model=name)
-        return await _store_and_start(services, owner, view, choice, answer, trace, resume, running, prepared)
+        resume = partial(store.resume_message, user.owner, *ids, through=through, trace=trace, model=name)
+        return await _store_and_start(user, view, choice, answer, trace, resume, running, prepared)
 
 
 async def _continuing_model(
@@ -225,8 +221,7 @@ async def _continuing_model(
 
 
 async def fork(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     message: StoredMessage,
     trace: AnswerTrace,
     place: tuple[int, int],
@@ -243,10 +238,10 @@ async def fork(
     closed_at = tuple(each for each in run.closed_at if each < at)
     run = replace(run, ids=(*run.ids[:at], *replacement), closed_at=closed_at, tokens=0, reasoning_tokens=0, finish="")
     prefix, key = message_before_run(run, message), _idempotency_key(fields)
-    view = (await read_branch_above(services, owner, message)).with_settings(trace.own)
-    with _admit(services, owner) as running:
-        choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
-        await services.toolbox.ready(view.settings.tool_names)
+    view = (await read_branch_above(user, message)).with_settings(trace.own)
+    with _admit(user) as running:
+        choice = await resolve_model_choice(*engine_and_registry(user.services), trace.model)
+        await user.services.toolbox.ready(view.settings.tool_names)
         forked = AnswerTrace((*trace.runs[:number], run), trace.model, own=trace.own)
         answer = replace(
             _new_message(view.chat),
@@ -255,29 +250,28 @@ async def fork(
             reasoning=prefix.reasoning,
             tool_uses=prefix.tool_uses,
         )
-        request, _ = await build_request(services, owner, view, choice, answer)
+        request, _ = await build_request(user, view, choice, answer)
         request = replay_request(run, request, message, keep_thinking=view.settings.keep_thinking)
         try:
-            await _prepare(services, running, request, view)
+            await _prepare(user.services, running, request, view)
         except ModelError as error:
             raise Problem(409, words["error_fork"]) from error
-        store = partial(services.shared.store.add_message, owner, NewMessage(answer, parent_id, key, forked))
-        return await _store_and_start(services, owner, view, choice, answer, forked, store, running)
+        store = partial(user.store.add_message, user.owner, NewMessage(answer, parent_id, key, forked))
+        return await _store_and_start(user, view, choice, answer, forked, store, running)
 
 
-async def add_summary(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
+async def add_summary(user: ChatUser, view: ChatView, fields: dict[str, str]) -> Submitted:
     """Append a summary that replaces the messages before it in prompts."""
     line = view.line
     has_text = view.above > 0 or any(message.content for message in line[1:])
     if not line or line[-1].kind == "summary" or not has_text:
         raise Problem(400, words["error_nothing_to_summarize"])
     key = _idempotency_key(fields) if "key" in fields else new_id()
-    return await _add_answer(services, owner, view, new_summary(view.chat), line[-1].id, key)
+    return await _add_answer(user, view, new_summary(view.chat), line[-1].id, key)
 
 
 async def _add_answer(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     view: ChatView,
     answer: StoredMessage,
     parent_id: str,
@@ -285,14 +279,14 @@ async def _add_answer(
     own: Mapping[str, SettingValue] | None = None,
 ) -> Submitted:
     trace = AnswerTrace((), view.settings.model, own=own)
-    with _admit(services, owner) as running:
-        choice = await resolve_model_choice(*engine_and_registry(services), view.settings.model)
+    with _admit(user) as running:
+        choice = await resolve_model_choice(*engine_and_registry(user.services), view.settings.model)
         if answer.kind == "turn":
-            answer = replace(answer, model=_model_name(services, choice))
-        request, _ = await build_request(services, owner, view, choice, answer)
-        prepared = await _prepare_if_possible(services, running, request, view)
-        store = partial(services.shared.store.add_message, owner, NewMessage(answer, parent_id, key, trace))
-        return await _store_and_start(services, owner, view, choice, answer, trace, store, running, prepared)
+            answer = replace(answer, model=_model_name(user.services, choice))
+        request, _ = await build_request(user, view, choice, answer)
+        prepared = await _prepare_if_possible(user.services, running, request, view)
+        store = partial(user.store.add_message, user.owner, NewMessage(answer, parent_id, key, trace))
+        return await _store_and_start(user, view, choice, answer, trace, store, running, prepared)
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
@@ -341,16 +335,16 @@ def derive_title(text: str) -> str:
     return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
 
 
-async def load_settings(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
-    base = await services.shared.store.chat_base(owner, chat.project if chat is not None else "")
+async def load_settings(user: ChatUser, chat: Chat | None) -> ChatSettings:
+    base = await user.store.chat_base(user.owner, chat.project if chat is not None else "")
     return merge_settings(base.defaults, chat.settings if chat is not None else {})
 
 
 @contextlib.contextmanager
-def _admit(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
-    _check_admission(services)
+def _admit(user: ChatUser) -> Iterator[RunningRequest]:
+    _check_admission(user.services)
     # The request stays open until its turn ends or the `with` block raises.
-    running = services.shared.requests.admit(owner)
+    running = user.services.shared.requests.admit(user.owner)
     if running is None:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
     try:
@@ -368,8 +362,7 @@ def _check_admission(services: ChatServices) -> None:
 
 
 async def _store_and_start(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     view: ChatView,
     choice: ModelChoice,
     new_answer: StoredMessage,
@@ -379,28 +372,28 @@ async def _store_and_start(
     prepared: PreparedRequest | None = None,
     parts: tuple[DocumentPart, ...] = (),
 ) -> Submitted:
-    _check_admission(services)  # again, because the state may have changed in the meantime
-    with services.turns.expecting(new_answer.generation_id or "", owner, new_answer.chat_id) as expected:
-        accepted = _require_accepted(await _store_once_unlocked(services, owner, store))
+    _check_admission(user.services)  # again, because the state may have changed in the meantime
+    with user.services.turns.expecting(new_answer.generation_id or "", user.owner, new_answer.chat_id) as expected:
+        accepted = _require_accepted(await _store_once_unlocked(user, store))
         expected.is_stored = True
         if accepted.repeated:
             running.close()
         else:
             question = accepted.user_message
-            view = view.with_accepted(accepted) or await read_branch(services, owner, question.chat_id, question.id)
+            view = view.with_accepted(accepted) or await read_branch(user, question.chat_id, question.id)
             view = view.with_settings(trace.own)
-            turn = await _build_turn(services, owner, view, choice, accepted.assistant_message, trace)
+            turn = await _build_turn(user, view, choice, accepted.assistant_message, trace)
             if parts:
                 _ask_about_parts(turn, parts)
-            services.turns.start(turn, running, prepared)
+            user.services.turns.start(turn, running, prepared)
     return accepted, view
 
 
 async def _build_turn(
-    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, answer: StoredMessage, trace: AnswerTrace
+    user: ChatUser, view: ChatView, choice: ModelChoice, answer: StoredMessage, trace: AnswerTrace
 ) -> Turn:
-    await services.toolbox.ready(view.settings.tool_names)
-    request, offer = await build_request(services, owner, view, choice, answer)
+    await user.services.toolbox.ready(view.settings.tool_names)
+    request, offer = await build_request(user, view, choice, answer)
     is_reasoning = bool(answer.reasoning) and not answer.content
     hurry = trace.runs[-1].hurry if trace.runs else trace.hurry and is_reasoning
     settings = view.settings
@@ -421,7 +414,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     if not turns.is_unknown(orphan.generation_id):  # the answer runs in this process, or its last save failed
         if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
-                await _save_ended_turn(services, orphan.owner, turn)
+                await _save_ended_turn(ChatUser(services, orphan.owner), turn)
         return
     request_id.set(orphan.generation_id)  # for log records; the id of the original request is not stored
     pauses = chain(RESUME_RETRY_SECONDS, repeat(RESUME_RETRY_SECONDS[-1]))
@@ -439,13 +432,13 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
 
 
 async def _try_resume(services: ChatServices, orphan: Orphan) -> None:
-    store, owner = services.shared.store, orphan.owner
-    message = await store.message(owner, orphan.chat_id, orphan.message_id)
+    user = ChatUser(services, orphan.owner)
+    message = await user.store.message(user.owner, orphan.chat_id, orphan.message_id)
     if message is None or not message.active or message.generation_id != orphan.generation_id:
         return
     turn = None
     try:
-        turn = await _build_resumed_turn(services, owner, message)
+        turn = await _build_resumed_turn(user, message)
     except (Problem, ModelError) as error:
         logger.warning("an answer cannot be continued: %s", error)
     except Exception as error:  # a bug must not leave the answer unfinished forever
@@ -455,78 +448,78 @@ async def _try_resume(services: ChatServices, orphan: Orphan) -> None:
     if services.shared.stopping:
         return
     if turn is None:
-        await store.save_message(replace(message, state="interrupted"), owner)
+        await user.store.save_message(replace(message, state="interrupted"), user.owner)
         return
     # Store the increased number of tries first, so that an answer that crashes the process is not tried forever.
-    await store.save_message(replace(message, state="running", renderer=0), owner, turn.trace)
-    services.turns.start(turn, services.shared.requests.open(owner))
+    await user.store.save_message(replace(message, state="running", renderer=0), user.owner, turn.trace)
+    services.turns.start(turn, services.shared.requests.open(user.owner))
 
 
-async def _build_resumed_turn(services: ChatServices, owner: str, message: StoredMessage) -> Turn | None:
-    trace = await services.shared.store.trace(owner, message.id)
+async def _build_resumed_turn(user: ChatUser, message: StoredMessage) -> Turn | None:
+    trace = await user.store.trace(user.owner, message.id)
     if trace is None:
         return None
-    view = (await read_branch_above(services, owner, message)).with_settings(trace.own)
-    choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
+    view = (await read_branch_above(user, message)).with_settings(trace.own)
+    choice = await resolve_model_choice(*engine_and_registry(user.services), trace.model)
     counted = replace(trace, resumes=trace.resumes + 1, tries=trace.tries + 1)
-    turn = await _build_turn(services, owner, view, choice, message, counted)
+    turn = await _build_turn(user, view, choice, message, counted)
     if trace.every and not trace.runs:  # a question about every part of a document starts over, with the same seeds
-        _ask_about_parts(turn, await _build_parts(services, owner, view, turn.request))
+        _ask_about_parts(turn, await _build_parts(user, view, turn.request))
         turn.message = replace(message, content="", reasoning="")
     turn.log, turn.is_taken_over = TurnLog(counted.resumes * NUMBERS_OF_A_LOG), True
     return turn
 
 
 async def load_branch_documents(
-    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, draft: StoredMessage | None = None
+    user: ChatUser, view: ChatView, choice: ModelChoice, draft: StoredMessage | None = None
 ) -> PromptDocuments:
     """Return what documents add to the prompt of a branch followed by `draft`."""
-    store, line = services.shared.store, (*view.line, draft) if draft is not None else view.line
+    store, line = user.store, (*view.line, draft) if draft is not None else view.line
     above: list[Attachment] = []
     if view.above and view.line:
-        above = await store.earlier_attachments(owner, view.chat.id, view.line[0].id)
-    engine = services.shared.engine.model(choice.model).engine
-    return await prompt_documents(store, owner, view.chat.prompt_date, line, above, engine, view.base.project)
+        above = await store.earlier_attachments(user.owner, view.chat.id, view.line[0].id)
+    engine = user.services.shared.engine.model(choice.model).engine
+    return await prompt_documents(store, user.owner, view.chat.prompt_date, line, above, engine, view.base.project)
 
 
 async def build_request(
-    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, answer: StoredMessage
+    user: ChatUser, view: ChatView, choice: ModelChoice, answer: StoredMessage
 ) -> tuple[Request, ToolOffer | None]:
     """Return the replayable request for an answer or summary that follows the branch, and the offered tools."""
     if answer.kind == "summary":
-        request, offer = await summary_request(services, owner, view, choice), None
+        request, offer = await summary_request(user, view, choice), None
     else:
-        settings, offer = view.settings, await build_tool_offer(services, owner, view)
+        settings, offer = view.settings, await build_tool_offer(user, view)
         definitions = offer.definitions if offer is not None else None
-        options = RequestOptions(tools=definitions, owner=owner, when_full=settings.when_full)
-        request = await _branch_request(services, view, choice, settings.sampling, options)
+        options = RequestOptions(tools=definitions, when_full=settings.when_full)
+        request = await _branch_request(user, view, choice, settings.sampling, options)
     return make_replayable(request, answer.generation_id), offer
 
 
-async def build_tool_offer(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
-    chat, tools = view.chat, services.toolbox.chosen(view.settings.tool_names)
+async def build_tool_offer(user: ChatUser, view: ChatView) -> ToolOffer | None:
+    chat, tools = view.chat, user.services.toolbox.chosen(view.settings.tool_names)
     if not tools:
         return None
     attachments = tuple(each for message in view.line for each in message.attachments)
     if view.above:
-        above = await services.shared.store.earlier_attachments(owner, chat.id, view.line[0].id)
+        above = await user.store.earlier_attachments(user.owner, chat.id, view.line[0].id)
         attachments = (*above, *attachments)
-    context = ToolContext(owner, chat.id, services.shared.store, attachments)
-    return ToolOffer(tools, context, allowed_digests(chat), partial(_grant, services, owner, chat.id))
+    context = ToolContext(user.owner, chat.id, user.store, attachments)
+    return ToolOffer(tools, context, allowed_digests(chat), partial(_grant, user.store, user.owner, chat.id))
 
 
-async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatTool) -> None:
+async def _grant(store: ChatStore, owner: str, chat_id: str, tool: ChatTool) -> None:
     try:
-        chat = await services.shared.store.chat(owner, chat_id)
+        chat = await store.chat(owner, chat_id)
         if chat is not None:
             settings = with_permission(chat.settings, tool.name, tool.digest)
-            await services.shared.store.update_chat(owner, chat_id, settings=settings)
+            await store.update_chat(owner, chat_id, settings=settings)
     except StorageError as error:
         logger.warning("a tool permission was not stored: %s", error)
 
 
 async def _branch_request(
-    services: ChatServices,
+    user: ChatUser,
     view: ChatView,
     choice: ModelChoice,
     params: SamplingParams,
@@ -534,10 +527,11 @@ async def _branch_request(
     *following: Message,
 ) -> Request:
     # `following`: messages after the branch. `options`: those that depend on the purpose of the request.
-    documents = await load_branch_documents(services, options.owner, view, choice)
+    documents = await load_branch_documents(user, view, choice)
     messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), *following)
     options = replace(
         options,
+        owner=user.owner,
         thinking=view.chat.thinking,
         date=view.chat.prompt_date,
         conversation=view.first_id,
@@ -546,25 +540,24 @@ async def _branch_request(
     return Request(messages, params, documents.options(messages, options), choice.model)
 
 
-async def _build_parts(
-    services: ChatServices, owner: str, view: ChatView, request: Request
-) -> tuple[DocumentPart, ...]:
+async def _build_parts(user: ChatUser, view: ChatView, request: Request) -> tuple[DocumentPart, ...]:
     question = view.line[-1]
-    store = services.shared.store
-    documents = await store.documents.some(owner, [each.document for each in question.attachments if each.document])
+    store = user.store
+    documents = await store.documents.some(
+        user.owner, [each.document for each in question.attachments if each.document]
+    )
     today = f"Today is {view.chat.prompt_date.isoformat()}."
     instructions = view.base.project.instructions if view.base.project is not None else ""
     context = [each for each in (today, instructions, view.settings.system_prompt.strip(), question.content) if each]
-    engine = services.shared.engine.model(request.model).engine
-    parts = await build_part_requests(store, owner, documents, context, request, engine)
+    engine = user.services.shared.engine.model(request.model).engine
+    parts = await build_part_requests(store, user.owner, documents, context, request, engine)
     if not 0 < len(parts) <= MAX_PARTS:
         raise Problem(400, words["error_parts"].format(limit=MAX_PARTS))
     return tuple(parts)
 
 
 async def follow_up_request(
-    services: ChatServices,
-    owner: str,
+    user: ChatUser,
     view: ChatView,
     choice: ModelChoice,
     text: str,
@@ -575,17 +568,17 @@ async def follow_up_request(
 ) -> Request:
     """Return a request that appends a message to the branch, for example to ask for a title."""
     # Thinking and tools are as in the chat, so that the chat's cached prompt can be reused.
-    tools = services.toolbox.definitions(view.settings.tool_names)
-    options = RequestOptions(tools=tools, tool_choice="none", priority=priority, owner=owner, when_full=when_full)
-    return await _branch_request(services, view, choice, params, options, Message("user", text))
+    tools = user.services.toolbox.definitions(view.settings.tool_names)
+    options = RequestOptions(tools=tools, tool_choice="none", priority=priority, when_full=when_full)
+    return await _branch_request(user, view, choice, params, options, Message("user", text))
 
 
 async def summary_request(
-    services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, *, priority: Priority = "interactive"
+    user: ChatUser, view: ChatView, choice: ModelChoice, *, priority: Priority = "interactive"
 ) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0)
     return await follow_up_request(
-        services, owner, view, choice, SUMMARY_REQUEST, params, priority=priority, when_full="drop_oldest"
+        user, view, choice, SUMMARY_REQUEST, params, priority=priority, when_full="drop_oldest"
     )
 
 
@@ -616,45 +609,45 @@ async def _prepare(
     return prepared
 
 
-async def _store_once_unlocked(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
+async def _store_once_unlocked(user: ChatUser, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.is_generated_here:
         # A turn of this process locks the chat. It may have ended without unlocking the chat, if its last save failed.
-        await _finish_lost_turn(services, owner, outcome.running)
+        await _finish_lost_turn(user, outcome.running)
         outcome = await store()
     return outcome
 
 
-async def finish_if_lost(services: ChatServices, owner: str, message: StoredMessage) -> bool:
+async def finish_if_lost(user: ChatUser, message: StoredMessage) -> bool:
     """Finish an answer that has ended, but is stored as unfinished because its last save failed.
 
     Return whether this call finished the answer. Raises StorageError.
     """
-    if not message.active or services.shared.stopping:  # at shutdown, another process will continue the answer
+    if not message.active or user.services.shared.stopping:  # at shutdown, another process will continue the answer
         return False
     generation_id = message.generation_id or ""
-    turn = services.turns.find(generation_id)
+    turn = user.services.turns.find(generation_id)
     # With a shared database, another server may be generating an answer that is unknown here. If that server has ended,
     # its lease expires, and another server takes over or interrupts the answer.
-    is_lost = services.turns.is_unknown(generation_id) and not services.shared.store.is_shared
+    is_lost = user.services.turns.is_unknown(generation_id) and not user.store.is_shared
     if is_lost or (turn is not None and turn.is_unsaved):
-        await _finish_lost_turn(services, owner, message)
+        await _finish_lost_turn(user, message)
         return True
     return False
 
 
-async def _finish_lost_turn(services: ChatServices, owner: str, assistant_message: StoredMessage) -> None:
+async def _finish_lost_turn(user: ChatUser, assistant_message: StoredMessage) -> None:
     generation_id = assistant_message.generation_id or ""
     # A turn whose last save failed is still stored as running and would lock its chat forever.
-    turn = services.turns.find(generation_id)
+    turn = user.services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
-        await _save_ended_turn(services, owner, turn)
-    elif services.turns.is_unknown(generation_id):
-        await services.shared.store.save_message(replace(assistant_message, state="interrupted"), owner)
+        await _save_ended_turn(user, turn)
+    elif user.services.turns.is_unknown(generation_id):
+        await user.store.save_message(replace(assistant_message, state="interrupted"), user.owner)
 
 
-async def _save_ended_turn(services: ChatServices, owner: str, turn: Turn) -> None:
-    await services.shared.store.save_message(turn.message, owner, turn.trace)
+async def _save_ended_turn(user: ChatUser, turn: Turn) -> None:
+    await user.store.save_message(turn.message, user.owner, turn.trace)
     turn.is_unsaved = False
 
 

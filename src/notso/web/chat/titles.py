@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from notso.web.chat.chat_view import ChatView
-from notso.web.chat.services import ChatServices
+from notso.web.chat.services import ChatServices, ChatUser
 from notso.web.chat.submit import derive_title, follow_up_request
 from notso.web.chat.suggestions import IdleRequests
 from notso.web.engine.model_names import ModelChoice
@@ -52,7 +52,7 @@ class Titles:
                 return
             choice = ModelChoice(turn.request.model, turn.request.options.adapter)
             params = replace(view.settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0)
-            request = await follow_up_request(services, owner, view, choice, REQUEST, params)
+            request = await follow_up_request(ChatUser(services, owner), view, choice, REQUEST, params)
             if not await self._requests.wait_until_idle(AFTER_SECONDS, PATIENCE_SECONDS):
                 return
             title = parse_title(await self._requests.generate(request, PATIENCE_SECONDS) or "")

@@ -11,13 +11,13 @@ from starlette.responses import RedirectResponse
 
 from notso.smollm3 import thinking_set_by
 from notso.web.chat.chat_view import ChatView, ShownView, read_shown, read_turn, require
-from notso.web.chat.services import ChatServices, chat_services
+from notso.web.chat.services import ChatServices, ChatUser, chat_services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import model_facts
 from notso.web.store.documents import Library, StoredDocument
-from notso.web.store.protocol import Chat, ChatDefaults, ChatStore, ShownMessage, StoredMessage, TurnAccepted
+from notso.web.store.protocol import Chat, ChatDefaults, ShownMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import ChatSettings, merge_settings
 from notso.web.turns.status_line import TurnStats, stats_from_message
 from notso.web.values.durations import current_ms
@@ -37,14 +37,8 @@ View = TypeVar("View", ChatView, ShownView)
 
 
 @dataclass(frozen=True, slots=True)
-class PageRequest:
+class PageRequest(ChatUser):
     request: Request
-    services: ChatServices
-    owner: str
-
-    @property
-    def store(self) -> ChatStore:
-        return self.services.shared.store
 
     @property
     def is_fragment(self) -> bool:
@@ -78,7 +72,7 @@ class PageRequest:
 
 
 async def page_request(request: Request) -> PageRequest:
-    return PageRequest(request, chat_services(request), owner_of(request))
+    return PageRequest(chat_services(request), owner_of(request), request)
 
 
 Page = Annotated[PageRequest, Depends(page_request)]
@@ -150,14 +144,14 @@ async def render_branch(
     page: PageRequest, chat_id: str, *, through: str | None = None, toast: dict[str, str] | None = None
 ) -> Response:
     """Announce a change to a chat, and render the branch that contains `through` (None: the chosen branch)."""
-    view = await read_shown(page.services, page.owner, chat_id, through=through, first=oldest_shown_id(page))
+    view = await read_shown(page, chat_id, through=through, first=oldest_shown_id(page))
     return await render_turns(page, announce(page, view), toast=toast)
 
 
 async def render_new_turn(page: PageRequest, view: ChatView, accepted: TurnAccepted) -> Response:
     """Announce a new turn, and render its branch."""
     view = announce(page, view)
-    shown = await read_turn(page.services, page.owner, accepted, first=oldest_shown_id(page))
+    shown = await read_turn(page, accepted, first=oldest_shown_id(page))
     return await render_turns(page, replace(shown, revision=view.revision))
 
 

@@ -206,7 +206,7 @@ async def show_turns(page: Page, chat_id: str) -> Response:
     """Show a chat's messages again after a change in another tab."""
     revision = page.services.feed.revision
     try:
-        view = await read_shown(page.services, page.owner, chat_id, first=oldest_shown_id(page))
+        view = await read_shown(page, chat_id, first=oldest_shown_id(page))
     except Problem as problem:
         if not page.is_fragment:
             raise
@@ -296,8 +296,8 @@ async def _restore(page: PageRequest, trash_id: str) -> list[str]:
 
 @router.post("/chats/{chat_id}/summarize", dependencies=[USES_MODEL])
 async def summarize(page: Page, fields: Fields, chat_id: str) -> Response:
-    view = await read_branch(page.services, page.owner, chat_id, last_shown_id(page, fields))
-    accepted, view = await add_summary(page.services, page.owner, view, fields)
+    view = await read_branch(page, chat_id, last_shown_id(page, fields))
+    accepted, view = await add_summary(page, view, fields)
     return await render_new_turn(page, view, accepted)
 
 
@@ -305,7 +305,7 @@ async def summarize(page: Page, fields: Fields, chat_id: str) -> Response:
 async def suggestions(page: Page, chat_id: str) -> Response:
     services, nothing, last_id = page.services, Response(status_code=204), last_shown_id(page)
     try:
-        view = await read_branch(services, page.owner, chat_id, last_id)
+        view = await read_branch(page, chat_id, last_id)
     except Problem:  # the chat was deleted or continued in the meantime
         return nothing
     last = view.line[-1] if view.line and view.settings.suggestions else None
@@ -315,7 +315,7 @@ async def suggestions(page: Page, chat_id: str) -> Response:
     if engine is None:  # do not load a model only for suggestions
         return nothing
     params = replace(view.settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
-    build_request = partial(follow_up_request, services, page.owner, view, choice, REQUEST, params)
+    build_request = partial(follow_up_request, page, view, choice, REQUEST, params)
     found = await services.suggestions.suggest(last, build_request)
     if not found:
         return nothing

@@ -45,7 +45,7 @@ Part = Literal["answer", "reasoning", "all", "note"]
 @router.get("", dependencies=[GUARDED])
 async def show_message(page: Page, chat_id: str, message_id: str, after: str = "") -> Response:
     """Show a message after the end of its stream, and update the message input."""
-    view = await read_shown(page.services, page.owner, chat_id, through=message_id)
+    view = await read_shown(page, chat_id, through=message_id)
     shown = next((each for each in view.path if each.message.id == message_id), None)
     if shown is None and is_id(message_id):
         shown = await page.store.shown_message(page.owner, chat_id, message_id)
@@ -74,8 +74,8 @@ async def edit(page: Page, fields: Fields, chat_id: str, message_id: str) -> Res
     with keep_draft(fields.get("text", "")):
         message = await find_message(page, chat_id, message_id)
         if message.role == "user":
-            view = await read_branch_above(page.services, page.owner, message)
-            accepted, view = await submit_question(page.services, page.owner, view, fields, instead_of=message)
+            view = await read_branch_above(page, message)
+            accepted, view = await submit_question(page, view, fields, instead_of=message)
             return await render_new_turn(page, view, accepted)
         content = fields.get("text", "").strip("\n")
         if not content.strip() or len(content) > page.services.shared.settings.max_answer_characters:
@@ -88,7 +88,7 @@ async def edit(page: Page, fields: Fields, chat_id: str, message_id: str) -> Res
 
 @router.post("/regenerate", dependencies=[USES_MODEL])
 async def regenerate(page: Page, fields: Fields, message: FoundMessage) -> Response:
-    accepted, view = await regenerate_answer(page.services, page.owner, message, fields)
+    accepted, view = await regenerate_answer(page, message, fields)
     return await render_new_turn(page, view, accepted)
 
 
@@ -99,7 +99,7 @@ async def continue_message(page: Page, fields: Fields, message: FoundMessage) ->
     if message.role != "assistant" or message.kind != "turn" or mode not in ("", "thinking", "answer"):
         raise Problem(400, words["error_form"])
     through, hurry = last_shown_id(page, fields), mode == "answer"
-    accepted, view = await continue_answer(page.services, page.owner, message, through=through, hurry=hurry)
+    accepted, view = await continue_answer(page, message, through=through, hurry=hurry)
     return await render_new_turn(page, view, accepted)
 
 
@@ -117,7 +117,7 @@ async def regenerate_form(page: Page, chat: FoundChat, message: FoundMessage) ->
         chat=chat,
         message=message,
         models=await available_model_names(*engine_and_registry(page.services)),
-        settings=await load_settings(page.services, page.owner, chat),
+        settings=await load_settings(page, chat),
         key=new_id(),
     )
 

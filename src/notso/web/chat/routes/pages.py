@@ -94,7 +94,7 @@ async def begin_chat(page: Page, fields: Fields) -> Response:
         if chat.project and base.project is None:
             raise Problem(404, words["error_unknown_project"])
     view = ChatView(chat, base, revision)
-    accepted, _ = await submit_question(page.services, page.owner, view, fields, is_new=True)
+    accepted, _ = await submit_question(page, view, fields, is_new=True)
     page.announce(accepted.user_message.chat_id, turns=True)
     return page.redirect(f"/chats/{accepted.user_message.chat_id}")
 
@@ -104,10 +104,10 @@ async def show_chat(
     page: Page, chat_id: str, document: Chosen = (), at: str = "", undo: str = "", all: str = ""
 ) -> Response:
     through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
-    read = partial(read_shown, page.services, page.owner, chat_id, through=through, first=through, limit=limit)
+    read = partial(read_shown, page, chat_id, through=through, first=through, limit=limit)
     view = await read()
     with contextlib.suppress(StorageError):  # show the chat even if an answer cannot be saved
-        if any([await finish_if_lost(page.services, page.owner, each.message) for each in view.path]):
+        if any([await finish_if_lost(page, each.message) for each in view.path]):
             view = await read()
     await _mark_read(page, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
@@ -117,7 +117,7 @@ async def show_chat(
 
 @router.get("/chats/{chat_id}/earlier", dependencies=[GUARDED])
 async def show_earlier(page: Page, chat_id: str, before: str = "") -> Response:
-    view = await read_earlier(page.services, page.owner, chat_id, before)
+    view = await read_earlier(page, chat_id, before)
     if not page.is_fragment:
         return RedirectResponse(f"/chats/{chat_id}", 303)
     context = await messages_context(page, view.path, view.settings)
@@ -127,16 +127,15 @@ async def show_earlier(page: Page, chat_id: str, before: str = "") -> Response:
 @router.post("/chats/{chat_id}/messages", dependencies=[USES_MODEL])
 async def send_message(page: Page, fields: Fields, chat_id: str) -> Response:
     """Store a question and queue its answer."""
-    services, owner = page.services, page.owner
     last = last_shown_id(page, fields)
     with keep_draft(fields.get("text", "")):
-        view = await read_branch(services, owner, chat_id, last)
+        view = await read_branch(page, chat_id, last)
         view = replace(view, chat=await _save_thinking(page, view.chat, fields))
-        accepted, view = await submit_question(services, owner, view, fields, last=last)
+        accepted, view = await submit_question(page, view, fields, last=last)
         view = announce(page, view)
         if not page.is_fragment:
             return RedirectResponse(f"/chats/{chat_id}", 303)
-        shown = replace(await read_new_turn(services, owner, view, accepted), revision=view.revision)
+        shown = replace(await read_new_turn(page, view, accepted), revision=view.revision)
     return await render_turn(page, shown, shown.path, finished=False)
 
 
@@ -149,9 +148,8 @@ async def set_thinking(page: Page, chat: FoundChat, fields: Fields) -> Response:
 
 @router.post("/generations/{generation_id}/stop", dependencies=[GUARDED])
 async def stop(page: Page, message: FoundGeneration, _: Fields, generation_id: str) -> Response:
-    services, owner = page.services, page.owner
-    if not services.turns.stop(generation_id) and await finish_if_lost(services, owner, message):
-        services.feed.announce(owner, message.chat_id, "")
+    if not page.services.turns.stop(generation_id) and await finish_if_lost(page, message):
+        page.services.feed.announce(page.owner, message.chat_id, "")
     return page.done(f"/chats/{message.chat_id}")
 
 
@@ -234,7 +232,7 @@ async def status_details(page: Page, chat: str = "") -> Response:
 
 async def _read_shown_if_any(page: PageRequest, chat_id: str) -> ShownView | None:
     with contextlib.suppress(Problem):
-        return await read_shown(page.services, page.owner, chat_id)
+        return await read_shown(page, chat_id)
     return None
 
 

@@ -116,7 +116,7 @@ async def estimate(page: Page, fields: Fields) -> Response:
     else:
         last = last_shown_id(page, fields)
         try:
-            view = await read_branch(services, owner, chat_id, last)
+            view = await read_branch(page, chat_id, last)
         except Problem as problem:
             if problem.moved or page.is_fragment:  # cleared or deleted in another tab; the page is about to be notified
                 return Response(status_code=204)
@@ -137,7 +137,7 @@ async def estimate(page: Page, fields: Fields) -> Response:
         when_full=settings.when_full,
         adapter=choice.adapter,
     )
-    documents = await load_branch_documents(services, owner, view, choice, draft)
+    documents = await load_branch_documents(page, view, choice, draft)
     prompt = DraftPrompt(line, draft, settings, options, documents)
     try:
         gauge = await services.shared.large_work.run(lambda: prompt.measure(engine), text_size([*line, draft]), owner)

@@ -38,7 +38,7 @@ async def show_links(page: Page, chat: FoundChat) -> Response:
 async def add_link(page: Page, chat: FoundChat, fields: Fields) -> Response:
     """Create a link to the chat up to its last message. The secret in the link is shown once and not stored."""
     days = fields.get("days", "")
-    view = await read_shown(page.services, page.owner, chat.id)
+    view = await read_shown(page, chat.id)
     if days not in map(str, DAYS) or chat.temporary or not view.path:
         raise Problem(400, words["error_form"])
     secret, now = secrets.token_urlsafe(SECRET_BYTES), current_ms()

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 
 from notso.smollm3 import ModelError, Replay, TokenLogprob
 from notso.web.chat.chat_view import read_branch_above, require
-from notso.web.chat.services import ChatServices, engine_and_registry
+from notso.web.chat.services import ChatServices, ChatUser, engine_and_registry
 from notso.web.chat.submit import build_request, fork
 from notso.web.chat.views import Fields, FoundMessage, Page, find_chat, find_message, render_new_turn, render_page
 from notso.web.edge.access import GUARDED, USES_MODEL
@@ -44,27 +44,27 @@ class Alternative:
     probability: float  # before temperature and sampling filters
 
 
-async def require_trace(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
+async def require_trace(user: ChatUser, message: StoredMessage) -> AnswerTrace:
     """Return the trace of an answer. Raises Problem (409) if it is missing, empty or unfinished."""
-    trace = await services.shared.store.trace(owner, message.id)
+    trace = await user.store.trace(user.owner, message.id)
     if trace is None or message.active or not any(run.ids for run in trace.runs):
         raise Problem(409, words["error_no_tokens"])
     return trace
 
 
 async def load_run_requests(
-    services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
+    user: ChatUser, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
     """Load an answer's model; return its engine and the request of each run. Raises Problem."""
-    view = (await read_branch_above(services, owner, message)).with_settings(trace.own)
-    choice = await resolve_model_choice(*engine_and_registry(services), trace.model)
+    view = (await read_branch_above(user, message)).with_settings(trace.own)
+    choice = await resolve_model_choice(*engine_and_registry(user.services), trace.model)
     try:
-        with contextlib.closing(services.shared.requests.open(owner, counts=False)) as running:
+        with contextlib.closing(user.services.shared.requests.open(user.owner, counts=False)) as running:
             engine = require(await running.load(choice.model), words["error_stopping"], 503)
     except ModelError as error:
         raise Problem(503, words["error_not_loaded"].format(reason=error)) from error
-    await services.toolbox.ready(view.settings.tool_names)
-    request, _ = await build_request(services, owner, view, choice, message)
+    await user.services.toolbox.ready(view.settings.tool_names)
+    request, _ = await build_request(user, view, choice, message)
     keep_thinking = view.settings.keep_thinking
     return engine, [replay_request(run, request, message, keep_thinking=keep_thinking) for run in trace.runs]
 
@@ -111,11 +111,11 @@ async def alternatives(services: ChatServices, request: Request, run: AnswerRun,
 
 
 async def build_receipts(
-    services: ChatServices, owner: str, message: StoredMessage, *, sealed: bool
+    user: ChatUser, message: StoredMessage, *, sealed: bool
 ) -> Mapping[str, Any] | list[Mapping[str, Any]]:
     """Return the receipt of an answer, or a list of receipts if it has several runs. Raises Problem."""
-    trace = await require_trace(services, owner, message)
-    engine, requests = await load_run_requests(services, owner, message, trace)
+    trace = await require_trace(user, message)
+    engine, requests = await load_run_requests(user, message, trace)
     try:
         receipts = [
             await asyncio.to_thread(engine.receipt, each.messages, each.params, each.options, sealed=sealed)
@@ -140,15 +140,14 @@ async def show_tokens(
     Returns JSON if the request has an Accept header without text/html.
     """
     # Runs are numbered from 0; the default of `run` is the last run.
-    services, owner = page.services, page.owner
     chat = await find_chat(page, chat_id)
     message = await find_message(page, chat_id, message_id)
-    trace = await require_trace(services, owner, message)
+    trace = await require_trace(page, message)
     number = resolve_run(trace, run, at or 0)
-    engine, requests = await load_run_requests(services, owner, message, trace)
+    engine, requests = await load_run_requests(page, message, trace)
     start = (at or 0) // SHOWN_TOKENS * SHOWN_TOKENS if first is None else max(0, first)
     texts = await token_texts(engine, trace.runs[number], start)
-    others = await alternatives(services, requests[number], trace.runs[number], at) if at is not None else []
+    others = await alternatives(page.services, requests[number], trace.runs[number], at) if at is not None else []
     shown: dict[str, Any] = {
         "run": number,
         "runs": len(trace.runs),
@@ -170,18 +169,17 @@ async def show_tokens(
 async def fork_message(page: Page, fields: Fields, message: FoundMessage) -> Response:
     """Generate another version of an answer, in which a token id (`token`) or text (`text`) replaces the token at
     position `at` of the run numbered `run`."""
-    services, owner = page.services, page.owner
-    trace = await require_trace(services, owner, message)
+    trace = await require_trace(page, message)
     place, token, typed = _number(fields, "at"), _number(fields, "token"), fields.get("text", "")
     if place is None or (token is None) == (typed == "") or len(typed) > MAX_TYPED_CHARACTERS:
         raise Problem(400, words["error_form"])
     number = resolve_run(trace, _number(fields, "run"), place)
     if token is None:
-        engine, _ = await load_run_requests(services, owner, message, trace)
+        engine, _ = await load_run_requests(page, message, trace)
         replacement = tuple(await asyncio.to_thread(engine.tokenize, typed))
     else:
         replacement = (token,)
-    accepted, view = await fork(services, owner, message, trace, (number, place), replacement, fields)
+    accepted, view = await fork(page, message, trace, (number, place), replacement, fields)
     return await render_new_turn(page, view, accepted)
 
 
@@ -189,7 +187,7 @@ async def fork_message(page: Page, fields: Fields, message: FoundMessage) -> Res
 async def receipt(page: Page, chat_id: str, message_id: str, form: Literal["open", "sealed"] = "open") -> Response:
     """Download the receipt of an answer, which can be checked with `notso verify --receipt`."""
     message = await find_message(page, chat_id, message_id)
-    receipts = await build_receipts(page.services, page.owner, message, sealed=form == "sealed")
+    receipts = await build_receipts(page, message, sealed=form == "sealed")
     text = await asyncio.to_thread(json.dumps, receipts, indent=1)
     name = f"receipt-{message.id[:8]}-{form}.json"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

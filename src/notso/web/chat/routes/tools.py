@@ -145,7 +145,7 @@ async def answer_question(page: Page, message: FoundGeneration, fields: Fields, 
 async def show_tools(page: Page, chat: NamedChat) -> Response:
     services = page.services
     await services.toolbox.ready()
-    settings = await load_settings(services, page.owner, chat)
+    settings = await load_settings(page, chat)
     chosen = services.toolbox.chosen(settings.tool_names)
     (engine, _), costs = await engine_if_loaded(*engine_and_registry(services), settings.model), None
     if engine is not None:
@@ -174,7 +174,7 @@ async def choose_tools(page: Page, chat: NamedChat) -> Response:
     fields = await read_form(page.request, most=MAX_CHOICES)
     toolbox = page.services.toolbox
     await toolbox.ready()
-    stored = (await load_settings(page.services, page.owner, chat)).tool_names
+    stored = (await load_settings(page, chat)).tool_names
     names = [tool.name for tool in toolbox.all() if _is_chosen(tool.name, fields, stored)]
     if chat is None:
         await page.store.set_defaults(page.owner, with_tools(await page.store.defaults(page.owner), names))

@@ -31,7 +31,7 @@ from notso.web.chat.files.export import (
 )
 from notso.web.chat.files.import_process import parse_in_child
 from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
-from notso.web.chat.services import ChatServices
+from notso.web.chat.services import ChatServices, ChatUser
 from notso.web.chat.submit import derive_title
 from notso.web.chat.views import Page, PageRequest, find_chat, render_page
 from notso.web.edge.access import GUARDED, audited, operator_only
@@ -126,7 +126,7 @@ async def import_chats(page: Page) -> Response:
             body = await importing.work(lambda: parse_form(form).get("json", "").encode())
         entries = await parse_in_child(body)
         parsed = await importing.work(partial(validate_chats, entries, derive_title))
-        report = await _store(page.services, page.owner, parsed)
+        report = await _store(page, parsed)
     for chat_id in report.changed:
         page.announce(chat_id)
     return await _import_response(page, report)
@@ -163,9 +163,9 @@ class ImportReport:
         return " ".join(parts) + (" " + words["left_out"].format(what=", ".join(omissions)) if omissions else "")
 
 
-async def _store(services: ChatServices, owner: str, parsed: ParsedImport) -> ImportReport:
-    store = services.shared.store
-    earlier_imports = await store.earlier_imports(owner, [chat.source for chat, _ in parsed.chats if chat.source])
+async def _store(user: ChatUser, parsed: ParsedImport) -> ImportReport:
+    store = user.store
+    earlier_imports = await store.earlier_imports(user.owner, [chat.source for chat, _ in parsed.chats if chat.source])
 
     def find_new_messages() -> list[list[StoredMessage]]:
         return [
@@ -173,14 +173,14 @@ async def _store(services: ChatServices, owner: str, parsed: ParsedImport) -> Im
             for chat, chat_messages in parsed.chats
         ]
 
-    additions = await services.importing.work(find_new_messages)
+    additions = await user.services.importing.work(find_new_messages)
     new: dict[str, ImportedChat] = {}
     chats, added, extended, messages = [], [], [], 0
     for (chat, chat_messages), added_messages in zip(parsed.chats, additions, strict=True):
         earlier = earlier_imports.get(chat.source)
         if earlier is not None:
             if added_messages and earlier.chat_id not in extended:  # a file may contain the same chat twice
-                await store.add_messages(owner, added_messages)
+                await store.add_messages(user.owner, added_messages)
                 extended.append(earlier.chat_id)
                 messages += len(added_messages)
             chats.append(earlier.chat_id)
@@ -192,7 +192,7 @@ async def _store(services: ChatServices, owner: str, parsed: ParsedImport) -> Im
             messages += len(chat_messages)
         chats.append(new[key][0].id)
     if new:
-        await store.add_chats(owner, list(new.values()))
+        await store.add_chats(user.owner, list(new.values()))
     left_out = {name: parsed.left_out[name] for name in LEFT_OUT if parsed.left_out[name]}
     return ImportReport(list(dict.fromkeys(chats)), added, extended, messages, left_out)
 
