@@ -54,21 +54,30 @@ TitleOf = Callable[[str], str]
 M = TypeVar("M", bound=StrictFields)
 
 
+_Text = Annotated[str, Field(max_length=MAX_TEXT)]
+_Name = Annotated[str, Field(max_length=200)]
+_NonemptyName = Annotated[str, Field(min_length=1, max_length=200)]
+_Count = Annotated[int, Field(ge=0, le=1 << 31)]
+_Position = Annotated[int, Field(ge=0, le=MAX_TEXT)]  # in a text
+_UnixTime = Annotated[int, Field(ge=0, le=1 << 60)]  # in milliseconds
+_Milliseconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+
+
 class _Attachment(StrictFields):
-    name: str = Field(max_length=200)
-    text: str = Field(max_length=MAX_TEXT)
+    name: _Name
+    text: _Text
 
 
 class _AnswerStats(StrictFields):
-    prompt_tokens: int = Field(default=0, ge=0, le=1 << 31)
-    cached_tokens: int = Field(default=0, ge=0, le=1 << 31)
-    completion_tokens: int = Field(default=0, ge=0, le=1 << 31)
-    reasoning_tokens: int = Field(default=0, ge=0, le=1 << 31)
-    prompt_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
-    completion_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
-    thinking_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
-    queue_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
-    first_token_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+    prompt_tokens: _Count = 0
+    cached_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    reasoning_tokens: _Count = 0
+    prompt_ms: _Milliseconds = 0
+    completion_ms: _Milliseconds = 0
+    thinking_ms: _Milliseconds = 0
+    queue_ms: _Milliseconds = 0
+    first_token_ms: _Milliseconds = 0
 
 
 def _require_object(text: str) -> str:
@@ -81,20 +90,20 @@ def _require_object(text: str) -> str:
     return text
 
 
-_Arguments = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_require_object)]
+_Arguments = Annotated[_Text, AfterValidator(_require_object)]
 
 
 class _ToolUse(StrictFields):
     id: str = Field(max_length=100)
-    name: str = Field(min_length=1, max_length=200)
+    name: _NonemptyName
     arguments: _Arguments
     state: Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
     round: int = Field(default=0, ge=0, le=1000)
-    result: str = Field(default="", max_length=MAX_TEXT)
-    duration_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
-    content_at: int = Field(default=0, ge=0, le=MAX_TEXT)
-    reasoning_at: int = Field(default=0, ge=0, le=MAX_TEXT)
-    round_end: int = Field(default=0, ge=0, le=MAX_TEXT)
+    result: _Text = ""
+    duration_ms: _Milliseconds = 0
+    content_at: _Position = 0
+    reasoning_at: _Position = 0
+    round_end: _Position = 0
 
 
 class _Message(StrictFields):
@@ -103,28 +112,28 @@ class _Message(StrictFields):
     chosen_child: str | None = None
     role: Literal["user", "assistant"]
     kind: Literal["turn", "summary"] = "turn"
-    content: str = Field(max_length=MAX_TEXT)
-    reasoning: str = Field(default="", max_length=MAX_TEXT)
+    content: _Text
+    reasoning: _Text = ""
     state: Literal["queued", "running", "done", "stopped", "failed", "interrupted"] = "done"
     note: str = Field(default="", max_length=1000)
     edited: bool = False
     attachments: list[_Attachment] = Field(default=[], max_length=16, fail_fast=True)
     tool_uses: list[_ToolUse] = Field(default=[], max_length=MAX_TOOL_USES, fail_fast=True)
-    dropped_messages: int = Field(default=0, ge=0, le=1 << 31)
-    created_ms: int = Field(default=0, ge=0, le=1 << 60)
-    model: str = Field(default="", max_length=200)
+    dropped_messages: _Count = 0
+    created_ms: _UnixTime = 0
+    model: _Name = ""
     rating: Rating = 0
     numbers: _AnswerStats = Field(default_factory=_AnswerStats)
 
 
 class _Chat(StrictFields):
     file_version: int | None = None  # set for our export format
-    source: str = Field(default="", max_length=200)  # set for exports of other programs
-    title: str = Field(max_length=200)
+    source: _Name = ""  # set for exports of other programs
+    title: _Name
     thinking: bool = True
     prompt_date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
-    created_ms: int = Field(default=0, ge=0, le=1 << 60)
-    updated_ms: int = Field(default=0, ge=0, le=1 << 60)
+    created_ms: _UnixTime = 0
+    updated_ms: _UnixTime = 0
     pinned: bool = False
     archived: bool = False
     settings: Annotated[dict[str, str | int | float | bool], limit_entries(MAX_SETTINGS)] = Field(
@@ -135,35 +144,35 @@ class _Chat(StrictFields):
 
 
 class _Function(StrictFields):
-    name: str = Field(min_length=1, max_length=200)
+    name: _NonemptyName
     arguments: _Arguments
 
 
 class _Call(StrictFields):
-    id: str = Field(min_length=1, max_length=200)
+    id: _NonemptyName
     type: Literal["function"] = "function"
     function: _Function
 
 
 class _PromptMessage(StrictFields):
     role: Literal["system", "developer", "user"]
-    content: str = Field(max_length=MAX_TEXT)
-    name: str | None = Field(default=None, max_length=200)
+    content: _Text
+    name: _Name | None = None
 
 
 class _AssistantMessage(StrictFields):
     role: Literal["assistant"]
-    content: str | None = Field(default=None, max_length=MAX_TEXT)
-    reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
-    name: str | None = Field(default=None, max_length=200)
+    content: _Text | None = None
+    reasoning_content: _Text | None = None
+    name: _Name | None = None
     tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES, fail_fast=True)
 
 
 class _ToolResult(StrictFields):
     role: Literal["tool"]
-    content: str = Field(max_length=MAX_TEXT)
-    name: str | None = Field(default=None, max_length=200)
-    tool_call_id: str = Field(min_length=1, max_length=200)
+    content: _Text
+    name: _Name | None = None
+    tool_call_id: _NonemptyName
 
 
 _OpenAIMessage = Annotated[_PromptMessage | _AssistantMessage | _ToolResult, Field(discriminator="role")]
@@ -171,7 +180,7 @@ _OpenAIMessage = Annotated[_PromptMessage | _AssistantMessage | _ToolResult, Fie
 
 class _OpenAIList(StrictFields):
     messages: list[_OpenAIMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    title: str = Field(default="", max_length=200)
+    title: _Name = ""
 
 
 @dataclass(frozen=True, slots=True)
