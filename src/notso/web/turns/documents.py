@@ -109,22 +109,12 @@ async def prompt_documents(
 
     `above`: attachments of messages that precede `line`. Without an engine, token counts are estimated.
     """
-    later, later_ids = list(line), list[str]()
-    head_ids = [each.document for each in above if each.document]
     instructions = project.instructions.strip() if project is not None else ""
-    if project is not None:
-        later_ids, head_ids = head_ids, [each.id for each in await store.documents.documents(owner, project.id)]
-    elif not head_ids:
-        first = next((at for at, each in enumerate(line) if each.role == "user"), None)
-        if first is not None:
-            head_ids = [each.document for each in line[first].attachments if each.document]
-            later = list(line[first + 1 :])
-    later_ids += [each.document for message in later for each in message.attachments if each.document]
     instructions_only = PromptDocuments(instructions=instructions) if instructions else NO_DOCUMENTS
-    if not head_ids and not later_ids:
-        return instructions_only
+    head_ids, later_ids = await _find_ids(store.documents, owner, line, above, project)
     ids = list(dict.fromkeys([*head_ids, *later_ids]))
-    ready = {each.id: each for each in await store.documents.some(owner, ids) if each.state == "ready"}
+    found = await store.documents.some(owner, ids) if ids else []
+    ready = {each.id: each for each in found if each.state == "ready"}
     documents = [ready[each] for each in ids if each in ready]
     if not documents:
         return instructions_only
@@ -141,11 +131,7 @@ async def prompt_documents(
     head = [each for each in documents if each.id in head_ids]
     if not head:
         return replace(instructions_only, texts=texts, sources=_sources(texts))
-    salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
-    scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
-    identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
-    reading = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    await store.documents.record_reading(scope, reading, [each.id for each in head])
+    scope, reading = await _record_reading(store.documents, owner, head, instructions)
     shown = [prepend_attachments("", (Attachment(each.name, texts[each.id]),)) for each in head]
     return PromptDocuments(
         head="\n\n".join([*shown, *filter(None, [instructions]), ""]),
@@ -156,6 +142,38 @@ async def prompt_documents(
         texts={each: text for each, text in texts.items() if each not in head_ids},
         sources=_sources({each: texts[each] for each in [*head_ids, *later_ids] if each in texts}),
     )
+
+
+async def _find_ids(
+    store: DocumentStore,
+    owner: str,
+    line: Sequence[StoredMessage],
+    above: Sequence[Attachment],
+    project: Library | None,
+) -> tuple[list[str], list[str]]:
+    # Returns the ids of the documents at the head, and of those attached to later questions.
+    def ids_in(messages: Sequence[StoredMessage]) -> list[str]:
+        return [each.document for message in messages for each in message.attachments if each.document]
+
+    earlier = [each.document for each in above if each.document]
+    if project is not None:
+        return [each.id for each in await store.documents(owner, project.id)], [*earlier, *ids_in(line)]
+    if earlier:
+        return earlier, ids_in(line)
+    later = next((at for at, each in enumerate(line, start=1) if each.role == "user"), 0)
+    return ids_in(line[:later]), ids_in(line[later:])
+
+
+async def _record_reading(
+    store: DocumentStore, owner: str, head: Sequence[StoredDocument], instructions: str
+) -> tuple[str, str]:
+    # Returns the scope and the id of the head's KV cache.
+    salts = {each.id: each.salt for each in await store.libraries(owner)}
+    scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
+    identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
+    reading = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    await store.record_reading(scope, reading, [each.id for each in head])
+    return scope, reading
 
 
 def _sources(texts: Mapping[str, str]) -> tuple[QuoteSource, ...]:
