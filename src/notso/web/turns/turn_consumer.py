@@ -47,13 +47,13 @@ AWAY_RETRY_SECONDS = (4.0,) * 8  # for a shared database, which may be restartin
 class TurnConsumer:
     def __init__(
         self,
-        turn: Turn,
         store: ChatStore,
         renderer: FairQueue,
         max_characters: int,
         requests: RunningRequests,
-        running: RunningRequest,
         card: Callable[[ToolUse], Card],
+        turn: Turn,
+        running: RunningRequest,
         prepared: PreparedRequest | None,
     ) -> None:
         self.turn = turn

@@ -8,6 +8,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from notso.smollm3 import FinishReason, Usage
@@ -65,11 +66,8 @@ class Turns:
         # other replica.
         self.forward: Callable[..., bool] = lambda method, *arguments: False
         self.marks: dict[str, Mark] = {}
-        self._store = store
-        self._requests = requests
-        self._renderer = renderer
-        self._max_answer_characters = max_answer_characters
-        self._card = card
+        self._host = requests.host
+        self._new_consumer = partial(TurnConsumer, store, renderer, max_answer_characters, requests, card)
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
         self._expected: dict[str, ExpectedTurn] = {}
@@ -101,21 +99,11 @@ class Turns:
             callback(turn)
         running.use_current_context()
         running.name = turn.id
-        consumer = TurnConsumer(
-            turn,
-            self._store,
-            self._renderer,
-            self._max_answer_characters,
-            self._requests,
-            running,
-            self._card,
-            prepared,
-        )
-        self._consumers[turn.id] = consumer
+        consumer = self._consumers[turn.id] = self._new_consumer(turn, running, prepared)
         turn.log.at_phase = lambda: self._update_mark(turn)
         self.marks[turn.message.chat_id] = mark_for_phase(turn.log.status.phase)
         if not consumer.calls.open:
-            phase = "queued" if self._requests.host.model(turn.request.model).accepts_requests else "loading"
+            phase = "queued" if self._host.model(turn.request.model).accepts_requests else "loading"
             # Set the phase now, because a long step of the engine may delay the turn's first event.
             turn.log.set_status(replace(turn.log.status, phase=phase, label=words[f"phase_{phase}"]))
         if turn.id in self._stopped_early:
