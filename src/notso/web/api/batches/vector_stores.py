@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response
 from notso.documents.values import MAX_FILE_BYTES, MIB, unreadable
 from notso.web.api.request_fields.fields import (
     Fields,
-    Hint,
     Label,
     Name,
     Notes,
@@ -26,6 +25,7 @@ from notso.web.api.request_fields.fields import (
     hint,
     inert,
     invalid_field,
+    notes_in,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import Whole
@@ -74,17 +74,21 @@ class ChunkingStrategy(Fields):
 
 
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARACTERS)]
-Chunking = Annotated[ChunkingStrategy | None, Hint(done=(ChunkingStrategy(type="auto"),))]
+_CHUNKING = hint(
+    "passages have about 220 tokens and do not cross pages", "`auto`", done=(ChunkingStrategy(type="auto"),)
+)
+Chunking = Annotated[ChunkingStrategy | None, _CHUNKING]
+Metadata = Annotated[dict[str, Any] | None, hint("not stored", "an empty object", done=({},))]
 
 
 class VectorStoreFields(Fields):
     """The body of POST /v1/vector_stores."""
 
     name: Label | None = None
-    description: Annotated[Text | None, Hint(done=("",))] = None
+    description: Annotated[Text | None, hint("not stored", "an empty string", done=("",))] = None
     file_ids: Annotated[list[Name], Field(max_length=MAX_FILES_AT_ONCE, fail_fast=True)] | None = None
     chunking_strategy: Chunking = None
-    metadata: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    metadata: Metadata = None
     expires_after: None = None
 
 
@@ -92,7 +96,7 @@ class ChangedFields(Fields):
     """The body of POST /v1/vector_stores/{store_id}."""
 
     name: Label | None = None
-    metadata: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    metadata: Metadata = None
     expires_after: None = None
 
 
@@ -100,7 +104,9 @@ class VectorStoreFileFields(Fields):
     """The body of POST /v1/vector_stores/{store_id}/files."""
 
     file_id: Name
-    attributes: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    attributes: Annotated[
+        dict[str, Any] | None, hint("not stored, because searches cannot be filtered", "an empty object", done=({},))
+    ] = None
     chunking_strategy: Chunking = None
 
 
@@ -110,7 +116,7 @@ class SearchFields(Fields):
     query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES, fail_fast=True)]
     max_num_results: Annotated[Whole, Field(ge=1, le=MAX_RESULTS)] | None = None
     ranking_options: RankingOptions | None = None
-    rewrite_query: Annotated[bool | None, Hint(done=(False,))] = None
+    rewrite_query: Annotated[bool | None, hint("queries are used unchanged", "false", done=(False,))] = None
     filters: None = None
 
 
@@ -118,22 +124,16 @@ _NAME = "the name of the store, and of its project on the page"
 
 STORE_NOTES: Notes = {
     "name": works(f"{_NAME}; if it is taken, a number is appended"),
-    "description": hint("not stored", "an empty string"),
     "file_ids": works(f"up to {MAX_FILES_AT_ONCE} files, uploaded with purpose `assistants` or `user_data`"),
-    "chunking_strategy": hint("passages have about 220 tokens and do not cross pages", "`auto`"),
-    "metadata": hint("not stored", "an empty object"),
     "expires_after": inert("null", "delete the vector store when it is no longer needed"),
-}
+} | notes_in(VectorStoreFields)
 CHANGED_NOTES: Notes = {
     "name": works(f"{_NAME}; if empty, the name stays; status 409 if it is taken"),
-    "metadata": STORE_NOTES["metadata"],
     "expires_after": STORE_NOTES["expires_after"],
-}
+} | notes_in(ChangedFields)
 FILE_NOTES: Notes = {
     "file_id": works("a file uploaded with purpose `assistants` or `user_data`"),
-    "attributes": hint("not stored, because searches cannot be filtered", "an empty object"),
-    "chunking_strategy": STORE_NOTES["chunking_strategy"],
-}
+} | notes_in(VectorStoreFileFields)
 SEARCH_NOTES: Notes = {
     "query": works(
         f"up to {MAX_QUERY_CHARACTERS:,} characters, or a list of up to {MAX_QUERIES} queries; finds passages that "
@@ -141,9 +141,8 @@ SEARCH_NOTES: Notes = {
     ),
     "max_num_results": works(f"maximum passages to return, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}"),
     "ranking_options": works("an object with `score_threshold`"),
-    "rewrite_query": hint("queries are used unchanged", "false"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
-}
+} | notes_in(SearchFields)
 
 
 @router.post("/v1/vector_stores", dependencies=[GUARDED])

@@ -22,17 +22,18 @@ from notso.smollm3 import (
     thinking_set_by,
 )
 from notso.web.api.request_fields.fields import (
+    CACHED_AS_LONG_AS_POSSIBLE,
     DESCRIBES_CALLER,
     EFFORT_ADVICE,
     EFFORT_BUDGETS,
     EFFORTS,
     MAX_PARTS,
+    ONE_TIER,
     STRICT_TOOL,
     Arguments,
     Content,
     Effort,
     Fields,
-    Hint,
     Id,
     Label,
     Name,
@@ -40,6 +41,7 @@ from notso.web.api.request_fields.fields import (
     RefusalPart,
     Text,
     TextPart,
+    Verbosity,
     check_depth,
     check_tool_names,
     find_hints,
@@ -47,12 +49,14 @@ from notso.web.api.request_fields.fields import (
     inert,
     invalid_field,
     join_text,
+    notes_in,
     read_fields,
     refused,
     schema_grammar,
     strict_tool_names,
     to_arguments_text,
     validate_tool_choice,
+    verbosity_hint,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import (
@@ -85,12 +89,15 @@ class ReasoningPart(Fields):
 AnswerPart = Annotated[TextPart | RefusalPart | ReasoningPart, Field(discriminator="type")]
 
 
+_NAME = hint("in messages: the model's template ignores names; mention the name in the text")
+
+
 class SystemMessage(Fields):
     """A system prompt; `developer` is the newer name of the role."""
 
     role: Literal["system", "developer"]
     content: Content
-    name: Annotated[Name | None, Hint()] = None
+    name: Annotated[Name | None, _NAME] = None
 
 
 class UserMessage(Fields):
@@ -98,7 +105,7 @@ class UserMessage(Fields):
 
     role: Literal["user"]
     content: Content
-    name: Annotated[Name | None, Hint()] = None
+    name: Annotated[Name | None, _NAME] = None
 
 
 class CalledFunction(Fields):
@@ -128,10 +135,18 @@ class AssistantMessage(Fields):
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
     # The following fields have no effect. Client libraries copy most of them from earlier responses.
-    name: Annotated[Name | None, Hint()] = None
-    annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
-    reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
-    provider_specific_fields: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    name: Annotated[Name | None, _NAME] = None
+    reasoning_details: Annotated[
+        list[Any] | None, hint("in assistant messages: earlier reasoning is left out of the prompt", done=([],))
+    ] = None
+    annotations: Annotated[
+        list[Any] | None,
+        hint("in assistant messages: annotations only mark parts of the text", "an empty list", done=([],)),
+    ] = None
+    provider_specific_fields: Annotated[
+        dict[str, Any] | None,
+        hint("in assistant messages: only the server that added these fields uses them", done=({},)),
+    ] = None
     audio: None = None
     function_call: None = None
 
@@ -235,7 +250,7 @@ class ReasoningOptions(Fields):
     max_tokens: Budget | None = None
     enabled: bool | None = None
     exclude: bool | None = None
-    summary: Annotated[Name | None, Hint()] = None
+    summary: Annotated[Name | None, hint("reasoning is returned in full")] = None
 
 
 class AllowedTools(Fields):
@@ -275,15 +290,26 @@ class ChatFields(GrammarFields):
     reasoning_budget_tokens: Budget | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     include_reasoning: bool | None = None
-    store: Annotated[bool | None, Hint(done=(False,))] = None
-    service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
+    store: Annotated[
+        bool | None,
+        hint(
+            "chat completions are not stored (responses of /v1/responses are); if the request has an X-Conversation-Id "
+            "header, `store: true` lets the stream continue after a restart",
+            "false",
+            done=(False,),
+        ),
+    ] = None
+    service_tier: Annotated[Label | None, ONE_TIER] = None
     safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
     prompt_cache_key: Label | None = None
-    prompt_cache_retention: Annotated[Label | None, Hint(done=("",))] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
-    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",), is_checked=True)] = None
-    prediction: Annotated[dict[str, Any] | None, Hint()] = None
+    prompt_cache_retention: Annotated[Label | None, CACHED_AS_LONG_AS_POSSIBLE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, CACHED_AS_LONG_AS_POSSIBLE] = None
+    metadata: Annotated[
+        dict[str, Any] | None,
+        hint("describes the caller; returned by /v1/responses only", done=({},), describes_caller=True),
+    ] = None
+    verbosity: Annotated[Verbosity | None, verbosity_hint("messages")] = None
+    prediction: Annotated[dict[str, Any] | None, hint("speculative decoding is automatic")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Accepted only with values that have no effect.
@@ -344,19 +370,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
     "include_reasoning": works("false: leave the reasoning out of the response"),
-    "store": hint(
-        "chat completions are not stored (responses of /v1/responses are); if the request has an X-Conversation-Id "
-        "header, `store: true` lets the stream continue after a restart",
-        "false",
-    ),
-    "service_tier": hint("there is only one tier", "`auto`, `default`"),
-    "safety_identifier": hint("describes the caller"),
     "prompt_cache_key": works("no effect: prompts are always cached"),
-    "prompt_cache_retention": hint("prompts are cached as long as there is space"),
-    "prompt_cache_options": hint("prompts are cached as long as there is space"),
-    "metadata": hint("describes the caller; returned by /v1/responses only"),
-    "verbosity": hint("ask for a shorter or longer answer in the messages", "`medium`", "use low, medium or high"),
-    "prediction": hint("speculative decoding is automatic"),
+    **notes_in(ChatFields),
     "modalities": inert("`text`", "the model reads and writes text only"),
     "separate_reasoning": inert("true", "use reasoning_format none"),
     "chat_template": refused("start the server with --chat-template-file"),
@@ -388,14 +403,12 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
         "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id",
     ),
-    "name": hint("in messages: the model's template ignores names; mention the name in the text"),
+    "name": _NAME,
     "refusal": works(
         "in assistant messages: used as the content if `content` is missing; a content part of type `refusal` counts "
         "as text"
     ),
-    "reasoning_details": hint("in assistant messages: earlier reasoning is left out of the prompt"),
-    "annotations": hint("in assistant messages: annotations only mark parts of the text", "an empty list"),
-    "provider_specific_fields": hint("in assistant messages: only the server that added these fields uses them"),
+    **notes_in(AssistantMessage),
     "strict": STRICT_TOOL,
 }
 """Notes on nested fields."""

@@ -24,7 +24,6 @@ from notso.smollm3 import (
 )
 from notso.web.api.request_fields.fields import (
     Fields,
-    Hint,
     Name,
     Notes,
     Text,
@@ -32,6 +31,7 @@ from notso.web.api.request_fields.fields import (
     hint,
     inert,
     invalid_field,
+    notes_in,
     read_fields,
     refused,
     works,
@@ -131,6 +131,8 @@ Biases = (
     | Annotated[dict[Text, Bias], Field(max_length=MAX_LOGIT_BIAS)]
 )
 
+_DRAFT = hint("draft tokens do not change responses")
+
 
 class NativeFields(GrammarFields):
     """The body of POST /completion."""
@@ -143,9 +145,9 @@ class NativeFields(GrammarFields):
     response_fields: Annotated[list[Name], Field(max_length=MAX_RESPONSE_FIELDS, fail_fast=True)] | None = None
     post_sampling_probs: Literal[False] | None = None
     response_format: TextFormat | None = None
-    draft_most: Annotated[Any, Hint(), Field(alias="speculative.n_max")] = None
-    draft_fewest: Annotated[Any, Hint(), Field(alias="speculative.n_min")] = None
-    draft_likely: Annotated[Any, Hint(), Field(alias="speculative.p_min")] = None
+    draft_most: Annotated[Any, _DRAFT, Field(alias="speculative.n_max")] = None
+    draft_fewest: Annotated[Any, _DRAFT, Field(alias="speculative.n_min")] = None
+    draft_likely: Annotated[Any, _DRAFT, Field(alias="speculative.p_min")] = None
 
 
 NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
@@ -172,9 +174,7 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "post_sampling_probs": inert(
         "false", "only probabilities before temperature and filters are available; use n_probs"
     ),
-    "speculative.n_max": hint("draft tokens do not change responses"),
-    "speculative.n_min": hint("draft tokens do not change responses"),
-    "speculative.p_min": hint("draft tokens do not change responses"),
+    **notes_in(NativeFields),
     "image_data": refused("the model reads text only"),
     "lora": refused("send the adapter's name as model"),
     "response_format": inert(TEXT_FORMAT, "use json_schema"),

@@ -18,7 +18,6 @@ from notso.web.api.request_fields.fields import (
     Arguments,
     Effort,
     Fields,
-    Hint,
     Id,
     Label,
     Name,
@@ -26,6 +25,7 @@ from notso.web.api.request_fields.fields import (
     Text,
     hint,
     inert,
+    notes_in,
     refused,
     works,
 )
@@ -94,10 +94,13 @@ class ClearThinking(Fields):
         return self.keep.value if isinstance(self.keep, ThinkingTurns) else None
 
 
+_NO_COMPACTION = hint("conversations are not summarized; prompts that do not fit are refused", is_checked=True)
+
+
 class Compact(Fields):
     """Summarization of long conversations; accepted, but not performed."""
 
-    type: Annotated[Literal["compact_20260112"], Hint(is_checked=True)]
+    type: Annotated[Literal["compact_20260112"], _NO_COMPACTION]
     trigger: InputTokens | None = None
     instructions: Text | None = None
     pause_after_compaction: bool | None = None
@@ -350,7 +353,10 @@ class ToolUseBlock(Fields):
     name: Name
     input: Arguments | None = None
     cache_control: CacheControl | None = None
-    caller: Annotated[dict[str, Any] | None, Hint(done=({"type": "direct"},))] = None
+    caller: Annotated[
+        dict[str, Any] | None,
+        hint("in tool calls: only the model calls tools", "`direct`", done=({"type": "direct"},)),
+    ] = None
 
 
 class ToolReference(Fields):
@@ -435,7 +441,12 @@ class AnthropicTool(Fields):
         Annotated[list[Name], Field(max_length=8, fail_fast=True), AfterValidator(_require_direct)] | None
     ) = None
     input_examples: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    eager_input_streaming: Annotated[bool | None, Hint(done=(False,))] = None
+    eager_input_streaming: Annotated[
+        bool | None,
+        hint(
+            "arguments with an enforced schema are always streamed; others are sent as a whole", "false", done=(False,)
+        ),
+    ] = None
 
 
 class AutoChoice(Fields):
@@ -520,7 +531,10 @@ class CountFields(Fields):
     output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
-    speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",), is_checked=True)] = None
+    speed: Annotated[
+        Literal["standard", "fast"] | None,
+        hint("there is only one speed", "`standard`", "remove this field", done=("standard",), is_checked=True),
+    ] = None
     user_profile_id: Annotated[Name | None, DESCRIBES_CALLER] = None
     workspace_id: Annotated[Name | None, DESCRIBES_CALLER] = None
 
@@ -531,8 +545,8 @@ class MessageFields(CountFields):
 
     max_tokens: Whole
     stream: bool | None = None
-    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
-    diagnostics: Annotated[dict[str, Any] | None, Hint()] = None
+    metadata: Annotated[dict[str, Any] | None, replace(DESCRIBES_CALLER, done=({},))] = None
+    diagnostics: Annotated[dict[str, Any] | None, hint("usage and cached tokens are always reported")] = None
     # Accepted only with values that have no effect.
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
@@ -567,9 +581,7 @@ COUNT_NOTES: Notes = {
         "prompts are always cached; a `ttl` of `1h` in a block of `system` or of a user message, except a tool result, "
         "pins the prompt up to that block on disk"
     ),
-    "speed": hint("there is only one speed", "`standard`", "remove this field"),
-    "user_profile_id": hint("describes the caller"),
-    "workspace_id": hint("describes the caller"),
+    **notes_in(CountFields),
     "mcp_servers": refused("connect to MCP servers in the client, and pass their tools as functions"),
     "context_management": works(
         "`edits` that clear old tool results and reasoning from the prompt; the response reports what was cleared"
@@ -583,8 +595,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
     ),
     **sampling_notes("anthropic"),
     "stream": works("true: stream this API's events"),
-    "metadata": hint("describes the caller"),
-    "diagnostics": hint("usage and cached tokens are always reported"),
+    **notes_in(MessageFields),
     "service_tier": inert(
         "`auto` or `standard_only`; there is only one tier", "there is only one tier; remove this field"
     ),
@@ -605,7 +616,7 @@ WITHIN_MESSAGE: Notes = {
     ),
     "compaction": works("in assistant messages: the summary is part of the text"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
-    "caller": hint("in tool calls: only the model calls tools", "`direct`"),
+    **notes_in(ToolUseBlock),
     "strict": STRICT_TOOL,
     "type": inert(
         "in tools: `custom`",
@@ -621,10 +632,8 @@ WITHIN_MESSAGE: Notes = {
     "allowed_callers": works("in tools: a list that contains `direct`, because only the model calls tools"),
     "clear_tool_uses_20250919": works(f"results of all but the newest tool calls are replaced by `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
-    "compact_20260112": hint("conversations are not summarized; prompts that do not fit are refused"),
-    "eager_input_streaming": hint(
-        "arguments with an enforced schema are always streamed; others are sent as a whole", "false"
-    ),
+    "compact_20260112": _NO_COMPACTION,
+    **notes_in(AnthropicTool),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
 """Notes on nested fields."""

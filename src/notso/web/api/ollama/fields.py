@@ -15,7 +15,6 @@ from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     Arguments,
     Fields,
-    Hint,
     Id,
     Label,
     Name,
@@ -27,6 +26,7 @@ from notso.web.api.request_fields.fields import (
     hint,
     inert,
     invalid_field,
+    notes_in,
     parse_object,
     read_fields,
     refused,
@@ -56,7 +56,10 @@ CONTEXT_MARK = 0x6E6F7401
 """First number of every `context` from this server. Contexts from Ollama, which are lists of token ids, lack it."""
 
 
-Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
+Ignored = bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None
+_SET_UP = hint("fixed when the server starts")
+_NO_MIROSTAT = hint("no effect, because mirostat is not available")
+_OFF = "remove this field; use top_p, top_k or min_p"
 
 
 @with_sampling("ollama")
@@ -65,48 +68,32 @@ class OptionFields(Fields):
 
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
     # These three fields accept only values that have no effect, because other values are not implemented.
-    tfs_z: float | None = None
-    mirostat: Literal[0] | None = None
-    penalize_newline: Literal[True] | None = None
+    tfs_z: Annotated[float | None, inert("1: off", _OFF)] = None
+    mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
+    penalize_newline: Annotated[
+        Literal[True] | None, inert("true: a newline is penalized like any other token", "remove this field")
+    ] = None
     # The following fields are ignored. Most of them configure the machine's resources, which the server manages itself.
-    num_ctx: Ignored = None
-    num_keep: Ignored = None
-    num_batch: Ignored = None
-    num_gpu: Ignored = None
-    main_gpu: Ignored = None
-    num_thread: Ignored = None
-    use_mmap: Ignored = None
-    use_mlock: Ignored = None
-    low_vram: Ignored = None
-    f16_kv: Ignored = None
-    logits_all: Ignored = None
-    vocab_only: Ignored = None
-    embedding_only: Ignored = None
-    numa: Ignored = None
-    draft_num_predict: Ignored = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
+    num_ctx: Annotated[Ignored, hint("the server sets the context length (`--context`)")] = None
+    num_keep: Annotated[Ignored, hint("prompts are never truncated")] = None
+    mirostat_tau: Annotated[Ignored, _NO_MIROSTAT] = None
+    mirostat_eta: Annotated[Ignored, _NO_MIROSTAT] = None
+    num_batch: Annotated[Ignored, _SET_UP] = None
+    num_gpu: Annotated[Ignored, _SET_UP] = None
+    main_gpu: Annotated[Ignored, _SET_UP] = None
+    num_thread: Annotated[Ignored, _SET_UP] = None
+    use_mmap: Annotated[Ignored, _SET_UP] = None
+    use_mlock: Annotated[Ignored, _SET_UP] = None
+    low_vram: Annotated[Ignored, _SET_UP] = None
+    f16_kv: Annotated[Ignored, _SET_UP] = None
+    logits_all: Annotated[Ignored, _SET_UP] = None
+    vocab_only: Annotated[Ignored, _SET_UP] = None
+    embedding_only: Annotated[Ignored, _SET_UP] = None
+    numa: Annotated[Ignored, _SET_UP] = None
+    draft_num_predict: Annotated[Ignored, _SET_UP] = None
 
 
-_SET_UP = "fixed when the server starts"
-_OFF = "remove this field; use top_p, top_k or min_p"
-
-OPTION_NOTES: Notes = {
-    **sampling_notes("ollama"),
-    "tfs_z": inert("1: off", _OFF),
-    "mirostat": inert("0: off", MIROSTAT_ADVICE),
-    "penalize_newline": inert("true: a newline is penalized like any other token", "remove this field"),
-    "num_ctx": hint("the server sets the context length (`--context`)"),
-    "num_keep": hint("prompts are never truncated"),
-    "mirostat_tau": hint("no effect, because mirostat is not available"),
-    "mirostat_eta": hint("no effect, because mirostat is not available"),
-} | dict.fromkeys(
-    (
-        *("num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "f16_kv"),
-        *("logits_all", "vocab_only", "embedding_only", "numa", "draft_num_predict"),
-    ),
-    hint(_SET_UP),
-)
+OPTION_NOTES: Notes = sampling_notes("ollama") | notes_in(OptionFields)
 PARAMS = sampling_names("ollama", within="options.")
 """Engine parameter -> Ollama's field."""
 
@@ -197,8 +184,8 @@ class AnswerFields(Fields):
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     keep_alive: KeepAlive | None = None
-    truncate: Annotated[bool | None, Hint()] = None
-    shift: Annotated[bool | None, Hint()] = None
+    truncate: Annotated[bool | None, hint("prompts that do not fit are refused")] = None
+    shift: Annotated[bool | None, hint("a response ends when the context is full")] = None
 
 
 class OllamaChatFields(AnswerFields):
@@ -220,14 +207,18 @@ class GenerateFields(AnswerFields):
     context: Annotated[list[int], Field(max_length=MAX_CONTEXT, fail_fast=True)] | None = None
 
 
+_SHOWN_UNCHANGED = hint("the model is shown unchanged", "an empty string", done=("",))
+_SERVER_KEEP_ALIVE = hint("the server's `--keep-alive` applies")
+
+
 class ShowFields(Fields):
     """The body of POST /api/show."""
 
     model: Label | None = None
     name: Label | None = None
     verbose: bool | None = None
-    system: Annotated[Text | None, Hint(done=("",))] = None
-    template: Annotated[Text | None, Hint(done=("",))] = None
+    system: Annotated[Text | None, _SHOWN_UNCHANGED] = None
+    template: Annotated[Text | None, _SHOWN_UNCHANGED] = None
 
 
 class PullFields(Fields):
@@ -236,7 +227,7 @@ class PullFields(Fields):
     model: Label | None = None
     name: Label | None = None
     stream: bool | None = None
-    insecure: Annotated[bool | None, Hint(done=(False,))] = None
+    insecure: Annotated[bool | None, hint("nothing is downloaded", "false", done=(False,))] = None
 
 
 class EmbedFields(Fields):
@@ -247,7 +238,7 @@ class EmbedFields(Fields):
     truncate: bool | None = None
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
     options: OptionFields | None = None
-    keep_alive: Annotated[KeepAlive | None, Hint()] = None
+    keep_alive: Annotated[KeepAlive | None, _SERVER_KEEP_ALIVE] = None
 
 
 class EmbeddingFields(Fields):
@@ -256,7 +247,7 @@ class EmbeddingFields(Fields):
     model: Label | None = None
     prompt: Text | None = None
     options: OptionFields | None = None
-    keep_alive: Annotated[KeepAlive | None, Hint()] = None
+    keep_alive: Annotated[KeepAlive | None, _SERVER_KEEP_ALIVE] = None
 
 
 ANSWER_NOTES: Notes = {
@@ -277,9 +268,7 @@ ANSWER_NOTES: Notes = {
         "Negative: never unload. For operators only: for other callers, the value is ignored, and a request that only "
         "unloads is refused"
     ),
-    "truncate": hint("prompts that do not fit are refused"),
-    "shift": hint("a response ends when the context is full"),
-}
+} | notes_in(AnswerFields)
 
 CHAT_NOTES: Notes = ANSWER_NOTES | {
     "messages": works(
@@ -306,8 +295,7 @@ EMBEDDING_NOTES: Notes = {
     "model": ANSWER_NOTES["model"],
     "prompt": works("the text; its end is cut off if it does not fit the context"),
     "options": works("accepted; options do not affect embeddings"),
-    "keep_alive": hint("the server's `--keep-alive` applies"),
-}
+} | notes_in(EmbeddingFields)
 
 EMBED_NOTES: Notes = {
     "input": works(f"a text, or a list of up to {MAX_INPUTS:,} texts; a request without it only loads the model"),
@@ -321,16 +309,13 @@ SHOW_NOTES: Notes = {
     "model": works("any name of the model"),
     "name": works("older name for `model`"),
     "verbose": inert("no effect"),
-    "system": hint("the model is shown unchanged", "an empty string"),
-    "template": hint("the model is shown unchanged", "an empty string"),
-}
+} | notes_in(ShowFields)
 
 PULL_NOTES: Notes = {
     "model": works("any name of an installed model; other models are not downloaded"),
     "name": works("older name for `model`"),
     "stream": works("true (default): respond with JSON lines"),
-    "insecure": hint("nothing is downloaded", "false"),
-}
+} | notes_in(PullFields)
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {
     "thinking": works("in messages: earlier reasoning, which is left out of the prompt"),

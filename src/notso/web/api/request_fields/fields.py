@@ -229,7 +229,10 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PA
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Documentation of a field, for the compatibility page and error messages."""
+    """Documentation of a field, for the compatibility page and error messages.
+
+    In the outermost `Annotated` of a field, a note of state `hint` also makes the server ignore the field.
+    """
 
     # works: implemented. inert: accepted only with values that have no effect. hint: ignored, and named in the response
     # header for ignored fields. refused: not supported. later: not supported yet.
@@ -237,7 +240,9 @@ class Note:
     text: str
     instead: str = ""  # advice in errors; if empty, `text` is the advice for fields that are not accepted
     ignored: str = ""  # why a hint is ignored; `text` then describes the values in `done`
-    done: tuple[Any, ...] = ()  # values of a hint that the server fulfills anyway
+    done: tuple[Any, ...] = ()  # values of a hint that are not ignored, because the server behaves as they request
+    describes_caller: bool = False  # a hint that only describes the caller is accepted even with --strict-fields
+    is_checked: bool = False  # values of a hint that do not match the field's type are refused
 
     @property
     def advice(self) -> str:
@@ -252,7 +257,8 @@ class Note:
         return self.state in ("works", "inert", "hint")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return _OF_ANY_TYPE.__get_pydantic_core_schema__(source, handler) if self.state == "hint" else handler(source)
+        is_lenient = self.state == "hint" and not self.is_checked
+        return _OF_ANY_TYPE.__get_pydantic_core_schema__(source, handler) if is_lenient else handler(source)
 
 
 def _validate_or_ignore(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -274,9 +280,12 @@ works, inert = partial(Note, "works"), partial(Note, "inert")
 refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
-def hint(reason: str, done_text: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
+def hint(reason: str, done_text: str = "", instead: str = "", **more: Any) -> Note:
     """Describe an ignored field; `done_text` describes the values in `done`."""
-    return Note("hint", done_text, instead, reason, done)
+    return Note("hint", done_text, instead, reason, **more)
+
+
+DESCRIBES_CALLER = hint("describes the caller", describes_caller=True)
 
 
 def notes_in(body: type[BaseModel]) -> Notes:
@@ -429,21 +438,6 @@ REPAIRED = "invalid characters"
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """Marks a field as ignored. Must be in the outermost `Annotated`."""
-
-    done: tuple[Any, ...] = ()  # values that are not ignored, because the server behaves as they request
-    describes_caller: bool = False  # the field only describes the caller, and is accepted even with --strict-fields
-    is_checked: bool = False  # values that do not match the field's type are refused
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return handler(source) if self.is_checked else _OF_ANY_TYPE.__get_pydantic_core_schema__(source, handler)
-
-
-DESCRIBES_CALLER = Hint(describes_caller=True)
-
-
-@dataclass(frozen=True, slots=True)
 class RequestHint:
     name: str  # path of the field without list indexes, as in the response header
     path: str  # path of the first occurrence, with list indexes, as in errors
@@ -496,17 +490,14 @@ def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], 
 
 
 @lru_cache(maxsize=256)
-def _hints_by_name(kind: type[BaseModel]) -> dict[str, tuple[str, Hint | None]]:
+def _hints_by_name(kind: type[BaseModel]) -> dict[str, tuple[str, Note | None]]:
     return {
-        wire_name(name, field): (name, next(filter(None, map(_as_hint, field.metadata)), None))
+        wire_name(name, field): (
+            name,
+            next((each for each in field.metadata if isinstance(each, Note) and each.state == "hint"), None),
+        )
         for name, field in kind.model_fields.items()
     }
-
-
-def _as_hint(annotation: object) -> Hint | None:
-    if isinstance(annotation, Note) and annotation.state == "hint":
-        return Hint(annotation.done)
-    return annotation if isinstance(annotation, Hint) else None
 
 
 EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}
@@ -517,6 +508,16 @@ EFFORTS = (
     "`minimal`, `low`, `medium`, `high`, `xhigh` limit the reasoning to 64, 256, 1,024, 4,096, 16,384 tokens; "
     "`max`: no limit"
 )
+ONE_TIER = hint("there is only one tier", "`auto`, `default`", done=("auto", "default", ""))
+CACHED_AS_LONG_AS_POSSIBLE = hint("prompts are cached as long as there is space", done=("", {}))
+Verbosity = Literal["low", "medium", "high"]
+
+
+def verbosity_hint(place: str) -> Note:
+    reason = f"ask for a shorter or longer answer in the {place}"
+    return hint(reason, "`medium`", "use low, medium or high", done=("medium",), is_checked=True)
+
+
 STRICT_TOOL = works(
     "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
 )

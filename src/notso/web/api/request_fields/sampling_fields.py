@@ -22,7 +22,6 @@ from notso.smollm3 import (
 from notso.web.api.request_fields.fields import (
     DESCRIBES_CALLER,
     Fields,
-    Hint,
     Label,
     Name,
     Notes,
@@ -134,9 +133,6 @@ class UnsupportedSamplerFields(Fields):
     no_stop_trim: Annotated[Literal[False] | None, _STOP_OUTPUT] = None
 
 
-UNSUPPORTED_NOTES = notes_in(UnsupportedSamplerFields)
-
-
 def _parse_list(value: Any) -> Any:
     # text-generation-webui and its clients send the list as JSON text, with or without brackets.
     if not isinstance(value, str):
@@ -212,7 +208,7 @@ class StreamOptions(Fields):
     """Options for additional content in a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
+    include_obfuscation: Annotated[bool | None, hint("streams are not padded", "false", done=(False,))] = None
 
 
 @with_sampling("openai")
@@ -269,8 +265,8 @@ SAMPLING_NOTES: Notes = {
     "timings_per_token": works("true: each chunk contains the `timings` so far"),
     "cache_prompt": works("false: process the whole prompt, even if it is cached"),
     "logits_processors": works("names of up to 8 logits processors of plugins, applied in this order"),
-    "user": hint("describes the caller"),
-    **UNSUPPORTED_NOTES,
+    "user": DESCRIBES_CALLER,
+    **notes_in(SamplingFields),
     "n_predict": works("llama.cpp's name for `max_tokens`"),
     "max_new_tokens": works("alias of `max_tokens`"),
     "stopping_strings": works("text-generation-webui's name for `stop`"),
@@ -282,7 +278,7 @@ SAMPLING_NOTES: Notes = {
     "lora_path": refused("send the adapter's name as model"),
 }
 
-WITHIN_SAMPLING: Notes = {"include_obfuscation": hint("streams are not padded", "false")}
+WITHIN_SAMPLING: Notes = notes_in(StreamOptions)
 """Notes on nested fields."""
 
 
@@ -388,7 +384,7 @@ class GrammarFields(SamplingFields):
     ebnf: Text | None = None
     grammar_string: Text | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_decoding_backend: Annotated[Label | None, Hint()] = None
+    guided_decoding_backend: Annotated[Label | None, hint("there is only one backend")] = None
 
 
 GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
@@ -405,10 +401,10 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "structured_outputs": works(
         "as in vLLM: an object with one of `json`, `regex`, `choice`, `grammar` or `json_object`"
     ),
-    "guided_decoding_backend": hint("there is only one backend"),
     "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
     "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),
     "structural_tag": refused("use tools with strict: true"),
+    **notes_in(GrammarFields),
 }
 
 

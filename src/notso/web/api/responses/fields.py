@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.request_fields.fields import (
+    CACHED_AS_LONG_AS_POSSIBLE,
     DESCRIBES_CALLER,
     EFFORT_ADVICE,
     EFFORTS,
     MAX_PARTS,
+    ONE_TIER,
     STRICT_TOOL,
     Effort,
     Fields,
-    Hint,
     Id,
     Label,
     Name,
@@ -23,10 +25,13 @@ from notso.web.api.request_fields.fields import (
     Notes,
     RefusalPart,
     Text,
+    Verbosity,
     hint,
     inert,
     later,
+    notes_in,
     refused,
+    verbosity_hint,
     works,
 )
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
@@ -55,7 +60,9 @@ class InputText(Fields):
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
-    annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
+    annotations: Annotated[
+        list[Any] | None, hint("annotations only mark parts of the text", "an empty list", done=([],))
+    ] = None
     logprobs: list[Any] | None = None
 
 
@@ -84,14 +91,19 @@ class ReasoningText(Fields):
     text: Text
 
 
+_SUMMARY = hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto", done=([],))
+
+
 class ReasoningItem(Fields):
     """Earlier reasoning. If tool calls follow, it stays in the prompt until the next user message."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[Any] | None, Hint(done=([],))] = None
+    summary: Annotated[list[Any] | None, _SUMMARY] = None
     id: Id | None = None
     content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    encrypted_content: Annotated[Text | None, Hint(done=("",))] = None
+    encrypted_content: Annotated[Text | None, hint("reasoning is returned unencrypted, in `content`", done=("",))] = (
+        None
+    )
     status: Status = None
 
 
@@ -231,7 +243,7 @@ class WebSearchTool(Fields):
 
     type: Annotated[
         Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"],
-        Hint(is_checked=True),
+        hint("web search is not available", is_checked=True),
     ]
     external_web_access: bool | None = None
     filters: dict[str, Any] | None = None
@@ -302,18 +314,19 @@ class TextConfig(Fields):
     """Answer format."""
 
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",), is_checked=True)] = None
+    verbosity: Annotated[Verbosity | None, verbosity_hint("instructions")] = None
 
 
 Summary = Literal["auto", "concise", "detailed"]
+_SUMMARY_REQUEST = replace(_SUMMARY, text="", done=(), is_checked=True)
 
 
 class Reasoning(Fields):
     """Reasoning options."""
 
     effort: Literal["none"] | Effort | None = None
-    summary: Annotated[Summary | None, Hint(is_checked=True)] = None
-    generate_summary: Annotated[Summary | None, Hint(is_checked=True)] = None
+    summary: Annotated[Summary | None, _SUMMARY_REQUEST] = None
+    generate_summary: Annotated[Summary | None, _SUMMARY_REQUEST] = None
     context: Literal["auto", "current_turn"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -328,7 +341,7 @@ class Compaction(Fields):
 class ResponseStreamOptions(Fields):
     """Stream options, which have no effect."""
 
-    include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
+    include_obfuscation: Annotated[bool | None, hint("streams are not padded", "false", done=(False,))] = None
 
 
 class InputTokenFields(Fields):
@@ -355,7 +368,10 @@ class ResponseFields(InputTokenFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
-        Hint(
+        hint(
+            "reasoning is returned unencrypted, and the other values concern images and unavailable tools",
+            f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
+            f"use {LOGPROBS}, {SEARCH_RESULTS} or reasoning.encrypted_content",
             done=([], [LOGPROBS], [SEARCH_RESULTS], [LOGPROBS, SEARCH_RESULTS], [SEARCH_RESULTS, LOGPROBS]),
             is_checked=True,
         ),
@@ -367,16 +383,23 @@ class ResponseFields(InputTokenFields):
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), limit_entries(16)] | None = None
     # The following fields have no effect.
-    service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
+    service_tier: Annotated[Label | None, ONE_TIER] = None
     user: Annotated[Label | None, DESCRIBES_CALLER] = None
     safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
-    client_metadata: Annotated[dict[str, Any] | None, Hint(done=({},), describes_caller=True)] = None
+    client_metadata: Annotated[dict[str, Any] | None, replace(DESCRIBES_CALLER, done=({},))] = None
     prompt_cache_key: Label | None = None
-    prompt_cache_retention: Annotated[Name | None, Hint()] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    prompt_cache_retention: Annotated[Name | None, CACHED_AS_LONG_AS_POSSIBLE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, CACHED_AS_LONG_AS_POSSIBLE] = None
     prompt: None = None
     context_management: Annotated[
-        Annotated[list[Compaction], Field(max_length=8)] | None, Hint(done=([],), is_checked=True)
+        Annotated[list[Compaction], Field(max_length=8)] | None,
+        hint(
+            "conversations are not summarized; use truncation",
+            "an empty list",
+            "use an empty list or the type compaction",
+            done=([],),
+            is_checked=True,
+        ),
     ] = None
     moderation: None = None
 
@@ -409,12 +432,6 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
         "number of most likely tokens to return at each position, 0 to 20; if it is omitted, `include` with "
         "`message.output_text.logprobs` returns the log probabilities of the generated tokens only"
     ),
-    "include": Note(
-        "hint",
-        f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
-        f"use {LOGPROBS}, {SEARCH_RESULTS} or reasoning.encrypted_content",
-        "reasoning is returned unencrypted, and the other values concern images and unavailable tools",
-    ),
     "store": works(
         "true (default): the response is stored until it is deleted or 1,000 newer ones are stored; false: not stored"
     ),
@@ -425,21 +442,13 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
         "true: the response is generated in the background, even across restarts, and can be retrieved by its id; "
         "requires `store`"
     ),
-    "service_tier": hint("there is only one tier", "`auto`, `default`"),
-    "user": hint("describes the caller"),
-    "safety_identifier": hint("describes the caller"),
-    "client_metadata": hint("describes the caller"),
     "prompt_cache_key": works("no effect: prompts are always cached"),
-    "prompt_cache_retention": hint("prompts are cached as long as there is space"),
-    "prompt_cache_options": hint("prompts are cached as long as there is space"),
     "max_tool_calls": works(
         "1 or more; no effect: `file_search` runs at most once per response, and clients run functions themselves",
         "use 1 or more",
     ),
     "prompt": inert("null", "stored prompts are not available; use instructions"),
-    "context_management": hint(
-        "conversations are not summarized; use truncation", "an empty list", "use an empty list or the type compaction"
-    ),
+    **notes_in(ResponseFields),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "access_programs": refused("not available"),
     "image": refused("the model reads and writes text only"),
@@ -461,16 +470,16 @@ WITHIN_RESPONSE: Notes = {
     ),
     "item_reference": works("in `input`: refers to the stored input or output item with this `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),
-    "summary": hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto"),
-    "generate_summary": hint("reasoning is returned in full, as content of reasoning items", instead="use auto"),
+    "summary": _SUMMARY,
+    "generate_summary": _SUMMARY_REQUEST,
     "context": inert(
         "`auto`, `current_turn`: reasoning before tool calls stays in the prompt until the next user message",
         "use auto",
     ),
     "mode": inert("`standard`", "remove this field"),
-    "encrypted_content": hint("reasoning is returned unencrypted, in `content`"),
-    "annotations": hint("annotations only mark parts of the text", "an empty list"),
-    "verbosity": hint("ask for a shorter or longer answer in the instructions", "`medium`", "use low, medium or high"),
+    **notes_in(ReasoningItem),
+    **notes_in(InputText),
+    **notes_in(TextConfig),
     "strict": STRICT_TOOL,
     "type": Note(
         "hint",
@@ -485,6 +494,6 @@ WITHIN_RESPONSE: Notes = {
     "ranking_options": works("an object with `score_threshold`"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
     **RANKING_NOTES,
-    "include_obfuscation": hint("streams are not padded", "false"),
+    **notes_in(ResponseStreamOptions),
 }
 """Notes on nested fields."""

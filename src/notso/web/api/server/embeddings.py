@@ -14,7 +14,6 @@ from starlette.responses import Response
 from notso.web.api.request_fields.fields import (
     DESCRIBES_CALLER,
     Fields,
-    Hint,
     Label,
     Notes,
     Text,
@@ -22,6 +21,7 @@ from notso.web.api.request_fields.fields import (
     hint,
     inert,
     invalid_field,
+    notes_in,
     read_fields,
     works,
 )
@@ -58,8 +58,8 @@ class EmbeddingFields(Fields):
     dimensions: Annotated[Whole, Field(ge=1)] | None = None
     embd_normalize: Literal[2] | None = None
     user: Annotated[Label | None, DESCRIBES_CALLER] = None
-    task: Annotated[Any, Hint()] = None
-    input_type: Annotated[Any, Hint()] = None
+    task: Annotated[Any, hint("the model does not distinguish tasks of embeddings")] = None
+    input_type: Annotated[Any, hint("the model does not distinguish types of input")] = None
     truncate_prompt_tokens: int | None = None
 
 
@@ -73,11 +73,8 @@ EMBEDDING_NOTES: Notes = {
     "encoding_format": works("`float`, or `base64`: 32-bit floats, little-endian"),
     "dimensions": works("the model's own number of dimensions", "the model was not trained for other dimensions"),
     "embd_normalize": inert(f"2: {UNIT_LENGTH}", UNIT_LENGTH),
-    "user": hint("describes the caller"),
-    "task": hint("the model does not distinguish tasks of embeddings"),
-    "input_type": hint("the model does not distinguish types of input"),
     "truncate_prompt_tokens": works("texts with more tokens are refused, never cut; -1: only the context limits them"),
-}
+} | notes_in(EmbeddingFields)
 
 router = APIRouter()
 

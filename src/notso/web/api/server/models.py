@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from notso.smollm3 import AdapterSource, EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
-from notso.web.api.request_fields.fields import Fields, Hint, Notes, Text, hint, invalid_field, works
+from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid_field, notes_in, works
 from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns, paginate
 from notso.web.api.shared.serializer import as_api_error
 from notso.web.api.shared.services import ApiServices, Services
@@ -58,13 +58,10 @@ class UnloadFields(Fields):
     """The body of POST /v1/unload_lora_adapter."""
 
     lora_name: Text
-    lora_int_id: Annotated[int | None, Hint()] = None
+    lora_int_id: Annotated[int | None, hint("adapters have no numeric ids")] = None
 
 
-UNLOAD_NOTES: Notes = {
-    "lora_name": works("the adapter's name in requests"),
-    "lora_int_id": hint("adapters have no numeric ids"),
-}
+UNLOAD_NOTES: Notes = {"lora_name": works("the adapter's name in requests")} | notes_in(UnloadFields)
 
 
 @adapters_router.post("/v1/load_lora_adapter", dependencies=[operator_only(audit="loaded an adapter")])

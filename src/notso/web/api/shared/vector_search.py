@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from notso.web.api.request_fields.fields import Fields, Hint, Label, Notes, hint, works
+from notso.web.api.request_fields.fields import Fields, Label, Notes, hint, notes_in, works
 from notso.web.api.shared.services import ApiServices
 from notso.web.edge.errors import ApiError
 from notso.web.store.documents import Library, PassageHit, StoredDocument
@@ -22,16 +22,15 @@ HALF_SCORE = 8.0
 class RankingOptions(Fields):
     """Ranking options of a search."""
 
-    ranker: Annotated[Label | None, Hint(done=("auto", "none"))] = None
-    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    hybrid_search: Annotated[dict[str, Any] | None, Hint()] = None
+    ranker: Annotated[Label | None, hint("passages are ranked by BM25", "`auto`, `none`", done=("auto", "none"))] = None
+    score_threshold: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | None,
+        works("minimum score of a passage, 0 to 1; a BM25 score s counts as s / (s + 8)"),
+    ] = None
+    hybrid_search: Annotated[dict[str, Any] | None, hint("there are no embeddings; passages are ranked by BM25")] = None
 
 
-RANKING_NOTES: Notes = {
-    "ranker": hint("passages are ranked by BM25", "`auto`, `none`"),
-    "score_threshold": works("minimum score of a passage, 0 to 1; a BM25 score s counts as s / (s + 8)"),
-    "hybrid_search": hint("there are no embeddings; passages are ranked by BM25"),
-}
+RANKING_NOTES: Notes = notes_in(RankingOptions)
 
 
 async def get_library(
