@@ -16,9 +16,8 @@ from notso.smollm3 import (
     Grammar,
     Message,
     RequestOptions,
-    Tool,
     ToolCall,
-    ToolChoice,
+    ToolName,
     thinking_set_by,
 )
 from notso.web.api.request_fields.fields import (
@@ -42,8 +41,7 @@ from notso.web.api.request_fields.fields import (
     Text,
     TextPart,
     Verbosity,
-    check_depth,
-    check_tool_names,
+    check_functions,
     find_hints,
     hint,
     inert,
@@ -53,9 +51,8 @@ from notso.web.api.request_fields.fields import (
     read_fields,
     refused,
     schema_grammar,
-    strict_tool_names,
     to_arguments_text,
-    validate_tool_choice,
+    tool_options,
     verbosity_hint,
     works,
 )
@@ -433,7 +430,6 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     messages = tuple(_message(message) for message in fields.messages)
     thinking, budget = _thinking(fields)
     top_logprobs = _top_logprobs(fields)
-    tools = _tools(fields)
     grammar, grammar_field = read_grammar(fields, _format(fields))
     max_tokens = get_by_alias(fields, "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict")
     return ChatRequest(
@@ -442,12 +438,8 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         params=to_sampling_params(fields, max_tokens, budget),
         options=RequestOptions(
             thinking=thinking,
-            tools=tools,
-            tool_choice=_tool_choice(fields),
+            **_tool_options(fields),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_tool_names(
-                ((tool.function.name, tool.function.strict) for tool in fields.tools or ()), tools
-            ),
             grammar=grammar,
             logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=top_logprobs,
@@ -561,33 +553,21 @@ def _format(fields: ChatFields) -> Grammar | None:
     return None
 
 
-def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
-    if not fields.tools or fields.tool_choice == "none":
-        return None
-    check_tool_names((f"tools.{index}.function.name", tool.function.name) for index, tool in enumerate(fields.tools))
-    for index, tool in enumerate(fields.tools):
-        check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
-    choice = fields.tool_choice
-    allowed = (
-        {tool.function.name for tool in choice.allowed_tools.tools} if isinstance(choice, AllowedToolsChoice) else None
-    )
-    return tuple(
-        tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
-        for tool in fields.tools
-        if allowed is None or tool.function.name in allowed
-    )
-
-
-def _tool_choice(fields: ChatFields) -> ToolChoice:
-    choice = fields.tool_choice
-    names = [tool.function.name for tool in fields.tools or ()]
+def _tool_options(fields: ChatFields) -> dict[str, Any]:
+    tools, choice = fields.tools or (), fields.tool_choice
+    if choice != "none":
+        check_functions(
+            (f"tools.{index}.function", tool.function.name, {"parameters": tool.function.parameters})
+            for index, tool in enumerate(tools)
+        )
+    offered = [
+        (tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}), tool.function.strict) for tool in tools
+    ]
     if isinstance(choice, AllowedToolsChoice):
-        for tool in choice.allowed_tools.tools:
-            validate_tool_choice("tool_choice", tool.function.name, names)
-        choice = choice.allowed_tools.mode
-    if choice is None or choice in ("none", "auto"):
-        return "auto"  # not validated: `validate_tool_choice` refuses requests without tools
-    return validate_tool_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
+        return tool_options(
+            offered, choice.allowed_tools.mode, [tool.function.name for tool in choice.allowed_tools.tools]
+        )
+    return tool_options(offered, ToolName(choice.function.name) if isinstance(choice, NamedTool) else choice)
 
 
 def _without_reasoning(content: Sequence[AnswerPart]) -> list[TextPart | RefusalPart]:

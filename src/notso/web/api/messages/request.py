@@ -12,18 +12,17 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from notso.documents.citations import QuotedSpan, replace_newlines
-from notso.smollm3 import FixedPrefix, Message, RequestOptions, Tool, ToolCall, ToolChoice
+from notso.smollm3 import FixedPrefix, Message, RequestOptions, Tool, ToolCall, ToolName
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
     MESSAGE_NOTES,
     THREAD_ADVICE,
     WITHIN_MESSAGE,
     AnthropicTool,
-    AnyToolChoice,
+    AnyChoice,
     AnyTurn,
     Applied,
     AssistantTurn,
-    AutoChoice,
     CompactionBlock,
     ContentSource,
     ContextManagement,
@@ -53,15 +52,13 @@ from notso.web.api.messages.fields import (
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     RequestHint,
-    check_depth,
-    check_tool_names,
+    check_functions,
     find_hints,
     invalid_field,
     read_fields,
     schema_grammar,
-    strict_tool_names,
     to_arguments_text,
-    validate_tool_choice,
+    tool_options,
 )
 from notso.web.api.request_fields.sampling_fields import (
     MAX_TOOLS,
@@ -269,8 +266,6 @@ def _request(
     pins = PinnedPrefix()
     conversation = tuple(_conversation(fields, system, documents, files, pins))
     messages = documents.with_quotation_request(conversation)
-    tools, choice = _prompt_tools(fields), fields.tool_choice
-    definitions = _tools(tools, choice)
     output_format, format_field = _format(fields)
     return MessageRequest(
         model=fields.model,
@@ -282,10 +277,8 @@ def _request(
         options=documents.options(
             RequestOptions(
                 thinking=not isinstance(fields.thinking, ThinkingOff | None),
-                tools=definitions,
-                tool_choice=_tool_choice(tools, choice),
-                parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-                strict_tools=strict_tool_names(((tool.name, tool.strict) for tool in tools), definitions),
+                **tool_options(((_tool(each), each.strict) for each in _prompt_tools(fields)), _choice(fields)),
+                parallel_tool_calls=not getattr(fields.tool_choice, "disable_parallel_tool_use", False),
                 grammar=None if output_format is None else schema_grammar(format_field, output_format.schema_),
                 continue_last=messages[-1].role == "assistant",
                 prefix=None if fields.context_management else pins.find_prefix(conversation),
@@ -335,10 +328,10 @@ def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHi
 
 def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:
     # Returns the tools of the prompt, ending with the deferred tools that a tool search found.
-    check_tool_names((f"tools.{index}.name", tool.name) for index, tool in enumerate(fields.tools or ()))
-    for index, tool in enumerate(fields.tools or ()):
-        check_depth(f"tools.{index}.input_schema", tool.input_schema)
-        check_depth(f"tools.{index}.input_examples", tool.input_examples)
+    check_functions(
+        (f"tools.{index}", tool.name, {"input_schema": tool.input_schema, "input_examples": tool.input_examples})
+        for index, tool in enumerate(fields.tools or ())
+    )
     deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
     found = (block.tool_name for turn in fields.messages if deferred for block in _references(turn))
     loaded = [deferred[name] for name in dict.fromkeys(found) if name in deferred]
@@ -355,28 +348,21 @@ def _references(turn: AnyTurn) -> Iterator[ToolReference]:
             yield from (block for block in result.content if isinstance(block, ToolReference))
 
 
-def _tools(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tuple[Tool, ...] | None:
-    if not tools or isinstance(choice, NoChoice):
-        return None
-    return tuple(
-        {
-            "type": "function",
-            "function": {"name": tool.name, "parameters": _parameters(tool)}
-            | ({"description": tool.description} if tool.description else {}),
-        }
-        for tool in tools
-    )
+def _tool(tool: AnthropicTool) -> Tool:
+    parameters = tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
+    description = {"description": tool.description} if tool.description else {}
+    return {"type": "function", "function": {"name": tool.name, "parameters": parameters, **description}}
 
 
-def _parameters(tool: AnthropicTool) -> dict[str, Any]:
-    return tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
-
-
-def _tool_choice(tools: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
-    if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # not validated: `validate_tool_choice` refuses requests without tools
-    name = choice.name if isinstance(choice, ToolChoiceByName) else None
-    return validate_tool_choice("tool_choice", name, [tool.name for tool in tools])
+def _choice(fields: CountFields) -> str | ToolName:
+    match fields.tool_choice:
+        case AnyChoice():
+            return "required"
+        case ToolChoiceByName(name=name):
+            return ToolName(name)
+        case NoChoice():
+            return "none"
+    return "auto"
 
 
 @dataclass(slots=True)

@@ -20,8 +20,7 @@ from notso.web.api.request_fields.fields import (
     Name,
     Notes,
     Text,
-    check_depth,
-    check_tool_names,
+    check_functions,
     find_hints,
     hint,
     inert,
@@ -460,9 +459,10 @@ def _grammar(fields: AnswerFields) -> Grammar | None:
 
 def _tools(fields: OllamaChatFields) -> tuple[Tool, ...] | None:
     tools = fields.tools or ()
-    check_tool_names((f"tools.{index}.function.name", tool.function.name) for index, tool in enumerate(tools))
-    for index, tool in enumerate(tools):
-        check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
+    check_functions(
+        (f"tools.{index}.function", tool.function.name, {"parameters": tool.function.parameters})
+        for index, tool in enumerate(tools)
+    )
     return tuple({"type": "function"} | tool.model_dump(exclude_none=True) for tool in tools) or None
 
 

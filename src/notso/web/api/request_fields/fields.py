@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
-from notso.smollm3 import Grammar, ToolChoice, ToolName
+from notso.smollm3 import Grammar, Tool, ToolChoice, ToolName
 from notso.text_file import NotTextError, decode_text
 from notso.web.edge.errors import ApiError
 from notso.web.values.strict_fields import StrictFields
@@ -530,29 +530,48 @@ def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def check_tool_names(names: Iterable[tuple[str, str]]) -> None:
-    """Raise ApiError (400) for a duplicate name. `names` are pairs of field and name."""
-    fields: dict[str, str] = {}
-    for field, name in names:
-        if (earlier := fields.setdefault(name, field)) != field:
-            raise invalid_field(field, f"{field} and {earlier} are the same: each tool needs its own name")
+def check_functions(functions: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Raise ApiError (400) for a duplicate name or a deeply nested schema.
+
+    Each function is given by its path in the request, its name, and its schemas by field.
+    """
+    paths: dict[str, str] = {}
+    for path, name, schemas in functions:
+        if (earlier := paths.setdefault(name, path)) != path:
+            message = f"{path}.name and {earlier}.name are the same: each tool needs its own name"
+            raise invalid_field(f"{path}.name", message)
+        for field, schema in schemas.items():
+            check_depth(f"{path}.{field}", schema)
 
 
-def strict_tool_names(
-    strict: Iterable[tuple[str, bool | None]], tools: Sequence[Mapping[str, Any]] | None
-) -> tuple[str, ...]:
-    """Return the names of the strict tools that `tools` contains."""
-    # `tools` lacks the tools that `tool_choice` excludes.
-    names = {tool["function"]["name"] for tool in tools or ()}
-    return tuple(name for name, is_strict in strict if is_strict and name in names)
+def tool_options(
+    offered: Iterable[tuple[Tool, bool | None]], choice: str | ToolName | None, allowed: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the `RequestOptions` of tools. Raises ApiError (400) if a tool is required that is not offered.
+
+    `offered` contains each tool with its `strict`. `allowed`: names of the tools that may be called; None: all.
+    """
+    tools = {str(tool["function"]["name"]): (tool, is_strict) for tool, is_strict in offered}
+    for name in (choice.name,) if isinstance(choice, ToolName) else allowed or ():
+        if not tools:
+            raise _no_tools_error()
+        if name not in tools:
+            raise invalid_field("tool_choice", "tool_choice is not the name of a tool")
+    if allowed is not None:
+        tools = {name: tool for name, tool in tools.items() if name in allowed}
+    if choice is None or choice in ("none", "auto"):
+        tool_choice: ToolChoice = "auto"
+    elif not tools:
+        raise _no_tools_error()
+    else:
+        tool_choice = choice if isinstance(choice, ToolName) else "required"
+    if choice == "none":
+        tools = {}
+    return {
+        "tools": tuple(tool for tool, _ in tools.values()) or None,
+        "tool_choice": tool_choice,
+        "strict_tools": tuple(name for name, (_, is_strict) in tools.items() if is_strict),
+    }
 
 
-def validate_tool_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Require tool `name` (None: any tool). Raises ApiError (400) if there is no such tool."""
-    if not names:
-        raise invalid_field(param, f"{param} requires a tool call, but no tools are given")
-    if name is None:
-        return "required"
-    if name not in names:
-        raise invalid_field(param, f"{param} is not the name of a tool")
-    return ToolName(name)
+_no_tools_error = partial(invalid_field, "tool_choice", "tool_choice requires a tool call, but no tools are given")

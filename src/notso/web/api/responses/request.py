@@ -10,20 +10,18 @@ from typing import Any
 
 from notso.documents.citations import QuotedSpan
 from notso.documents.passages import estimated_tokens
-from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
+from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolName
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
     RequestHint,
-    check_depth,
-    check_tool_names,
+    check_functions,
     find_hints,
     invalid_field,
     join_text,
     read_fields,
     schema_grammar,
-    strict_tool_names,
     to_arguments_text,
-    validate_tool_choice,
+    tool_options,
 )
 from notso.web.api.request_fields.sampling_fields import (
     MAX_TOOLS,
@@ -218,7 +216,6 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     full_items = [item for item in items if not isinstance(item, left_out)]
     conversation = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(full_items))
     functions = _functions(fields)
-    tools = _tools(fields, functions)
     api_request = ResponseRequest(
         model=fields.model,
         prompts=(),
@@ -227,12 +224,8 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         hints=(*find_hints(fields, typed), *_left_out(items)),
         options=RequestOptions(
             thinking=effort != "none",
-            tools=tools,
-            tool_choice=_tool_choice(fields, functions),
+            **_tool_options(fields, functions),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_tool_names(
-                ((name, function.strict) for name, (function, _) in functions.items()), tools
-            ),
             grammar=_grammar(fields),
             top_logprobs=_top_logprobs(fields),
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
@@ -323,26 +316,18 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 def _functions(fields: ResponseFields) -> Functions:
     functions: Functions = {}
-    names: list[tuple[str, str]] = []
+    paths: list[tuple[str, str]] = []
     for index, tool in enumerate(fields.tools or ()):
         namespace = tool if isinstance(tool, NamespaceTool) else None
         inner = namespace.tools if namespace else [tool] if isinstance(tool, FunctionTool) else []
         for at, function in enumerate(inner):
-            place = f"tools.{index}{f'.tools.{at}' if namespace else ''}"
-            check_depth(f"{place}.parameters", function.parameters)
             name = qualified_name(function.name, namespace.name if namespace else None)
-            names.append((f"{place}.name", name))
-            functions[name] = function, namespace
-    check_tool_names(names)
+            paths.append((f"tools.{index}{f'.tools.{at}' if namespace else ''}", name))
+            functions.setdefault(name, (function, namespace))
+    check_functions((path, name, {"parameters": functions[name][0].parameters}) for path, name in paths)
     if len(functions) > MAX_TOOLS:
         raise invalid_field("tools", f"tools has more than {MAX_TOOLS} functions")
     return functions
-
-
-def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | None:
-    if fields.tool_choice == "none":
-        return None
-    return tuple(_tool(name, *functions[name]) for name in _allowed_names(fields, functions)) or None
 
 
 def _tool(name: str, function: FunctionTool, namespace: NamespaceTool | None) -> Tool:
@@ -351,14 +336,6 @@ def _tool(name: str, function: FunctionTool, namespace: NamespaceTool | None) ->
     if namespace is not None and namespace.description:
         definition["description"] = "\n".join(filter(None, (namespace.description, function.description)))
     return {"type": "function", "function": definition}
-
-
-def _allowed_names(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
-    choice = fields.tool_choice
-    if not isinstance(choice, AllowedToolsChoice):
-        return [*functions]
-    names = {each.name for each in choice.tools if isinstance(each, FunctionChoice)}
-    return [name for name in functions if name in names]
 
 
 def _search(fields: ResponseFields) -> FileSearch | None:
@@ -374,21 +351,21 @@ def _search(fields: ResponseFields) -> FileSearch | None:
     return FileSearch(tools[0], SEARCH_RESULTS in (fields.include or ()))
 
 
-def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
-    choice = fields.tool_choice
+def _tool_options(fields: ResponseFields, functions: Functions) -> dict[str, Any]:
+    choice, allowed = fields.tool_choice, None
+    search = _search(fields)
     if isinstance(choice, AllowedToolsChoice):
-        for each in choice.tools:
-            if isinstance(each, FunctionChoice):
-                validate_tool_choice("tool_choice", each.name, [*functions])
-            elif not _search(fields):
-                raise invalid_field("tool_choice", "tool_choice allows file_search, which is not in tools")
-        functions = {name: functions[name] for name in _allowed_names(fields, functions)}
+        if search is None and any(isinstance(each, SearchChoice) for each in choice.tools):
+            raise invalid_field("tool_choice", "tool_choice allows file_search, which is not in tools")
+        allowed = [each.name for each in choice.tools if isinstance(each, FunctionChoice)]
         choice = choice.mode
-    is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
-    if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # not validated: `validate_tool_choice` refuses requests without tools
-    name = choice.name if isinstance(choice, FunctionChoice) else None
-    return validate_tool_choice("tool_choice", name, [*functions])
+    # The search, which runs anyway, meets a choice that requires it, or requires any tool if there are no others.
+    if isinstance(choice, SearchChoice) or (
+        choice == "required" and search and not (functions if allowed is None else allowed)
+    ):
+        choice = "auto"
+    offered = ((_tool(name, *each), each[0].strict) for name, each in functions.items())
+    return tool_options(offered, ToolName(choice.name) if isinstance(choice, FunctionChoice) else choice, allowed)
 
 
 def _top_logprobs(fields: ResponseFields) -> int | None:
