@@ -5,7 +5,7 @@ The schemas of responses are written in a short notation:
 "string": a value of this type. A final `?` ("string?") means that the value may be null; "any" is any value.
 "@Name": the component with this name.
 [type]: an array of this type.
-{name: type}: an object. A property whose name ends with `?` may be missing.
+{names: type}: an object. Names are separated by spaces; a property whose name ends with `?` may be missing.
 
 `GET /docs` shows the document as an HTML page without scripts.
 """
@@ -32,42 +32,45 @@ from notso.web.edge.errors import OLLAMA_PREFIX, is_api_path
 SCHEMAS = "#/components/schemas/"
 
 _DETAILS = {
-    **dict.fromkeys(("parent_model", "format", "family", "parameter_size", "quantization_level"), "string"),
+    "parent_model format family parameter_size quantization_level": "string",
     "families": ["string"],
     "context_length?": "integer",
 }
 _COUNTS = {
-    **dict.fromkeys(("total_duration?", "load_duration?", "prompt_eval_count?", "prompt_eval_duration?"), "integer"),
-    **dict.fromkeys(("eval_count?", "eval_duration?"), "integer"),
+    "total_duration? load_duration? prompt_eval_count? prompt_eval_duration? eval_count? eval_duration?": "integer"
 }
 _OLLAMA = {"model": "string", "created_at": "string", "done": "boolean", "done_reason?": "string", **_COUNTS}
-_LIST = {"first_id": "string?", "last_id": "string?", "has_more": "boolean"}
+_TEXT = {"type text": "string"}
+
+
+def _list_of(item: str) -> dict[str, Any]:
+    return {"object": "string", "data": [item], "first_id last_id": "string?", "has_more": "boolean"}
+
 
 COMPONENTS: dict[str, Any] = {
     "Usage": {
-        **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), "integer"),
+        "prompt_tokens completion_tokens total_tokens": "integer",
         "prompt_tokens_details": {"cached_tokens": "integer"},
         "completion_tokens_details": {"reasoning_tokens": "integer"},
     },
     "Timings": {
-        **dict.fromkeys(("cache_n", "prompt_n", "predicted_n"), "integer"),
-        **dict.fromkeys(("prompt_ms", "prompt_per_token_ms", "prompt_per_second"), "number"),
-        **dict.fromkeys(("predicted_ms", "predicted_per_token_ms", "predicted_per_second"), "number"),
-        **dict.fromkeys(("draft_n?", "draft_n_accepted?"), "integer"),
+        "cache_n prompt_n predicted_n": "integer",
+        "prompt_ms prompt_per_token_ms prompt_per_second": "number",
+        "predicted_ms predicted_per_token_ms predicted_per_second": "number",
+        "draft_n? draft_n_accepted?": "integer",
         "reasoning_mode?": "string",
     },
     "TokenLogprob": {"token": "string", "logprob": "number", "bytes": ["integer"], "top_logprobs?": ["@TokenLogprob"]},
     "ToolCall": {"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}},
     "ChatCompletion": {
-        **dict.fromkeys(("id", "object", "model", "system_fingerprint"), "string"),
+        "id object model system_fingerprint": "string",
         "created": "integer",
         "choices": [
             {
                 "index": "integer",
                 "message": {
                     "role": "string",
-                    "content": "string?",
-                    "refusal": "string?",
+                    "content refusal": "string?",
                     "reasoning_content?": "string",
                     "tool_calls?": ["@ToolCall"],
                 },
@@ -79,88 +82,84 @@ COMPONENTS: dict[str, Any] = {
         "timings": "@Timings",
     },
     "TextCompletion": {
-        **dict.fromkeys(("id", "object", "model", "system_fingerprint"), "string"),
+        "id object model system_fingerprint": "string",
         "created": "integer",
         "choices": [{"index": "integer", "text": "string", "logprobs": "object?", "finish_reason": "string"}],
         "usage": "@Usage",
         "timings": "@Timings",
     },
     "Completion": {
-        **dict.fromkeys(("content", "model", "prompt", "stop_type", "stopping_word"), "string"),
-        **dict.fromkeys(("index", "id_slot", "tokens_predicted", "tokens_evaluated", "tokens_cached"), "integer"),
-        **dict.fromkeys(("stop", "has_new_line", "truncated"), "boolean"),
+        "content model prompt stop_type stopping_word": "string",
+        "index id_slot tokens_predicted tokens_evaluated tokens_cached": "integer",
+        "stop has_new_line truncated": "boolean",
         "tokens": ["integer"],
         "generation_settings": "object",
         "completion_probabilities?": ["object"],
         "timings": "@Timings",
     },
     "Model": {
-        **dict.fromkeys(("id", "object", "owned_by"), "string"),
+        "id object owned_by": "string",
         "created": "integer",
         "aliases?": ["string"],
         "meta?": "object",
-        "parent?": "string",
-        "root?": "string",
+        "parent? root?": "string",
     },
     "Models": {"object": "string", "data": ["@Model"]},
     "Message": {
-        **dict.fromkeys(("id", "type", "role", "model"), "string"),
+        "id type role model": "string",
         "content": ["object"],
         "stop_reason": "string",
         "stop_sequence": "string?",
         "context_management?": "object",
         "usage": {
-            **dict.fromkeys(("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"), "integer"),
-            "output_tokens": "integer",
+            "input_tokens cache_creation_input_tokens cache_read_input_tokens output_tokens": "integer",
             "output_tokens_details": {"thinking_tokens": "integer"},
         },
     },
     "Response": {
-        **dict.fromkeys(("id", "object", "status", "model", "service_tier", "truncation"), "string"),
+        "id object status model service_tier truncation": "string",
         "created_at": "integer",
-        "error": "object?",
-        "incomplete_details": "object?",
+        "error incomplete_details": "object?",
         "output": ["object"],
         "usage": "object?",
-        **dict.fromkeys(("background", "parallel_tool_calls", "store"), "boolean"),
-        **dict.fromkeys(("instructions", "previous_response_id"), "string?"),
-        **dict.fromkeys(("max_output_tokens", "max_tool_calls", "top_logprobs"), "integer?"),
-        **dict.fromkeys(("temperature", "top_p"), "number?"),
-        **dict.fromkeys(("metadata", "reasoning", "text"), "object"),
+        "background parallel_tool_calls store": "boolean",
+        "instructions previous_response_id": "string?",
+        "max_output_tokens max_tool_calls top_logprobs": "integer?",
+        "temperature top_p": "number?",
+        "metadata reasoning text": "object",
         "tool_choice": "any",
         "tools": ["object"],
         "conversation?": "any",
         "completed_at?": "integer",
     },
     "File": {
-        **dict.fromkeys(("id", "object", "filename", "purpose", "status"), "string"),
-        **dict.fromkeys(("bytes", "created_at"), "integer"),
+        "id object filename purpose status": "string",
+        "bytes created_at": "integer",
         "expires_at": "integer?",
         "status_details": "string?",
     },
     "Batch": {
-        **dict.fromkeys(("id", "object", "endpoint", "input_file_id", "completion_window", "status"), "string"),
+        "id object endpoint input_file_id completion_window status": "string",
         "errors": "object?",
-        **dict.fromkeys(("output_file_id", "error_file_id"), "string?"),
-        **dict.fromkeys(("created_at", "expires_at"), "integer"),
-        **dict.fromkeys(("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"), "integer?"),
-        **dict.fromkeys(("cancelling_at", "cancelled_at"), "integer?"),
-        "request_counts": dict.fromkeys(("total", "completed", "failed"), "integer"),
+        "output_file_id error_file_id": "string?",
+        "created_at expires_at": "integer",
+        "in_progress_at finalizing_at completed_at failed_at expired_at cancelling_at cancelled_at": "integer?",
+        "request_counts": {"total completed failed": "integer"},
         "metadata": "object?",
     },
     "VectorStore": {
-        **dict.fromkeys(("id", "object", "name", "status"), "string"),
-        **dict.fromkeys(("created_at", "last_active_at", "usage_bytes"), "integer"),
-        "file_counts": dict.fromkeys(("in_progress", "completed", "failed", "cancelled", "total"), "integer"),
+        "id object name status": "string",
+        "created_at last_active_at usage_bytes": "integer",
+        "file_counts": {"in_progress completed failed cancelled total": "integer"},
         "expires_after": "object?",
         "expires_at": "integer?",
         "metadata": "object",
     },
     "VectorStoreFile": {
-        **dict.fromkeys(("id", "object", "vector_store_id", "status"), "string"),
-        **dict.fromkeys(("created_at", "usage_bytes"), "integer"),
+        "id object vector_store_id status": "string",
+        "created_at usage_bytes": "integer",
         "last_error": "object?",
-        **dict.fromkeys(("attributes", "chunking_strategy"), "object"),
+        "attributes chunking_strategy": "object",
     },
     "Deleted": {"id": "string", "object": "string", "deleted": "boolean"},
     "InputTokens": {"object": "string", "input_tokens": "integer"},
@@ -176,21 +175,15 @@ COMPONENTS: dict[str, Any] = {
         "message": {"role": "string", "content": "string", "thinking?": "string", "tool_calls?": ["object"]},
         "logprobs?": ["object"],
     },
-    "OllamaGenerate": {
-        **_OLLAMA,
-        "response": "string",
-        "thinking?": "string",
-        "context?": ["integer"],
-        "logprobs?": ["object"],
-    },
+    "OllamaGenerate": {**_OLLAMA, "response thinking?": "string", "context?": ["integer"], "logprobs?": ["object"]},
     "OllamaModels": {
         "models": [
             {
-                **dict.fromkeys(("name", "model", "modified_at", "digest"), "string"),
+                "name model modified_at digest": "string",
                 "size": "integer",
                 "details": _DETAILS,
                 "expires_at?": "string",
-                **dict.fromkeys(("size_vram?", "context_length?"), "integer"),
+                "size_vram? context_length?": "integer",
             }
         ]
     },
@@ -235,11 +228,10 @@ _BODIES: dict[str, Any] = {
     "GET /load": {"server_load": "integer"},
     "GET /props": {
         "default_generation_settings": {"n_ctx": "integer", "params": "object"},
-        **dict.fromkeys(("total_slots", "n_params", "size", "threads"), "integer"),
-        **dict.fromkeys(("model_alias", "model_path", "build_info", "chat_template", "bos_token"), "string"),
-        **dict.fromkeys(("eos_token", "device", "kernels", "kv_format"), "string"),
-        **dict.fromkeys(("modalities", "quantization"), "object"),
-        **dict.fromkeys(("is_demo", "is_sleeping"), "boolean"),
+        "total_slots n_params size threads": "integer",
+        "model_alias model_path build_info chat_template bos_token eos_token device kernels kv_format": "string",
+        "modalities quantization": "object",
+        "is_demo is_sleeping": "boolean",
     },
     "GET /slots": [{"id": "integer", "n_ctx": "integer", "is_processing": "boolean"}],
     "GET /v1/models": "@Models",
@@ -257,38 +249,31 @@ _BODIES: dict[str, Any] = {
     **dict.fromkeys(("POST /v1/responses", "POST /v1/responses/{response_id}/cancel"), "@Response"),
     "GET /v1/responses/{response_id}": "@Response",
     "DELETE /v1/responses/{response_id}": "@Deleted",
-    "GET /v1/responses/{response_id}/input_items": {"object": "string", "data": ["object"], **_LIST},
+    "GET /v1/responses/{response_id}/input_items": _list_of("object"),
     **dict.fromkeys(("POST /v1/files", "GET /v1/files/{file_id}"), "@File"),
-    "GET /v1/files": {"object": "string", "data": ["@File"], **_LIST},
+    "GET /v1/files": _list_of("@File"),
     "DELETE /v1/files/{file_id}": "@Deleted",
     **dict.fromkeys(("POST /v1/batches", "GET /v1/batches/{batch_id}"), "@Batch"),
     "POST /v1/batches/{batch_id}/cancel": "@Batch",
-    "GET /v1/batches": {"object": "string", "data": ["@Batch"], **_LIST},
+    "GET /v1/batches": _list_of("@Batch"),
     "POST /v1/vector_stores": "@VectorStore",
-    "GET /v1/vector_stores": {"object": "string", "data": ["@VectorStore"], **_LIST},
+    "GET /v1/vector_stores": _list_of("@VectorStore"),
     **{f"{verb} /v1/vector_stores/{{store_id}}": "@VectorStore" for verb in ("GET", "POST")},
     "DELETE /v1/vector_stores/{store_id}": "@Deleted",
     "POST /v1/vector_stores/{store_id}/files": "@VectorStoreFile",
     "GET /v1/vector_stores/{store_id}/files/{file_id}": "@VectorStoreFile",
     "DELETE /v1/vector_stores/{store_id}/files/{file_id}": "@Deleted",
-    "GET /v1/vector_stores/{store_id}/files": {"object": "string", "data": ["@VectorStoreFile"], **_LIST},
+    "GET /v1/vector_stores/{store_id}/files": _list_of("@VectorStoreFile"),
     "POST /v1/vector_stores/{store_id}/search": {
         "object": "string",
         "search_query": ["string"],
-        "data": [
-            {
-                **dict.fromkeys(("file_id", "filename"), "string"),
-                "score": "number",
-                "attributes": "object",
-                "content": [{"type": "string", "text": "string"}],
-            }
-        ],
+        "data": [{"file_id filename": "string", "score": "number", "attributes": "object", "content": [_TEXT]}],
         "has_more": "boolean",
         "next_page": "string?",
     },
     "GET /v1/vector_stores/{store_id}/files/{file_id}/content": {
         "object": "string",
-        "data": [{"type": "string", "text": "string"}],
+        "data": [_TEXT],
         "has_more": "boolean",
         "next_page": "string?",
     },
@@ -299,7 +284,7 @@ _BODIES: dict[str, Any] = {
     "GET /api/version": {"version": "string", "notso": "string"},
     **dict.fromkeys(("GET /api/tags", "GET /api/ps"), "@OllamaModels"),
     "POST /api/show": {
-        **dict.fromkeys(("license", "modelfile", "parameters", "template", "modified_at"), "string"),
+        "license modelfile parameters template modified_at": "string",
         "details": _DETAILS,
         "model_info": "object",
         "capabilities": ["string"],
@@ -332,10 +317,11 @@ def schema_of(spec: Any) -> dict[str, Any]:
     if isinstance(spec, list):
         return {"type": "array", "items": schema_of(spec[0])}
     if isinstance(spec, dict):
+        properties = {name: schema_of(each) for names, each in spec.items() for name in names.split()}
         return {
             "type": "object",
-            "required": [name for name in spec if not name.endswith("?")],
-            "properties": {name.removesuffix("?"): schema_of(each) for name, each in spec.items()},
+            "required": [name for name in properties if not name.endswith("?")],
+            "properties": {name.removesuffix("?"): schema for name, schema in properties.items()},
         }
     if spec.startswith("@"):
         return {"$ref": SCHEMAS + spec[1:]}
