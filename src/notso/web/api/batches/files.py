@@ -156,7 +156,7 @@ def _read_upload(
     after = {name.removeprefix("expires_after[")[:-1]: fields[name] for name in _NAMES[2:] if name in fields}
     expires_ms = expiry_ms(after, now_ms, "expires_after") if after else 0
     name, value = found
-    return StoredFile(new_id("file"), name, purpose, len(value), now_ms, expires_ms), value, ignored
+    return StoredFile(new_id("file-"), name, purpose, len(value), now_ms, expires_ms), value, ignored
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:

@@ -67,7 +67,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     file = await get_stored_file(services, owner, fields.input_file_id, "input_file_id")
     if file.purpose != "batch":
         raise invalid_field("input_file_id", "input_file_id must be a file with purpose batch")
-    batch_id = new_id("batch", "_")
+    batch_id = new_id("batch_")
     body = {
         "id": batch_id,
         "object": "batch",
@@ -87,8 +87,8 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     }
     plan = {
         "caller": astuple(caller_of(request)),
-        "output_file_id": new_id("file"),
-        "error_file_id": new_id("file"),
+        "output_file_id": new_id("file-"),
+        "error_file_id": new_id("file-"),
         "output_seconds": OUTPUT_SECONDS if lifetime is None else lifetime.seconds,
     }
     await services.shared.store.records.add_batch(StoredBatch(batch_id, owner, now_ms, body, plan))

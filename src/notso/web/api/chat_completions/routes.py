@@ -12,15 +12,8 @@ from starlette.responses import JSONResponse, Response
 from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import Fields, Name, invalid_field, to_printable, unsupported_field
-from notso.web.api.shared.background import created_ms, resumed_response
-from notso.web.api.shared.completion import (
-    Completion,
-    fingerprint,
-    logprobs_body,
-    new_choice,
-    new_id,
-    timings,
-)
+from notso.web.api.shared.background import response_identity
+from notso.web.api.shared.completion import Completion, fingerprint, logprobs_body, new_choice, timings
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import ChunkSerializer, progress_body
@@ -45,9 +38,7 @@ class ControlFields(Fields):
 async def chat_completions(request: Request) -> Response:
     """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     api_request = await read_openai_request(request, parse_chat_request)
-    unfinished = resumed_response(request)
-    name = new_id("chatcmpl") if unfinished is None else unfinished.id
-    created = created_ms(request) // 1000
+    name, created = response_identity(request, "chatcmpl-")
     return await respond(
         request,
         api_request,
@@ -83,12 +74,8 @@ async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer, keeping its text. No effect if the answer has ended."""
     stream = await _find_stream(request, services, owner)
     stopped = not stream.finished
-    if isinstance(stream, RemoteAnswer):
-        stream.stop()
-    else:
-        stream.running.stop("client")
-    name = stream.log.id if isinstance(stream, RemoteAnswer) else stream.running.name
-    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": name, "stopped": stopped})
+    stream.stop()
+    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": stream.id, "stopped": stopped})
 
 
 async def _find_stream(request: Request, services: ApiServices, owner: str) -> ResumableStream | RemoteAnswer:

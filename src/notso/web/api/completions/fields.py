@@ -245,5 +245,5 @@ async def completions(request: Request, services: Services) -> Response:
     return await respond(
         request,
         api_request,
-        lambda info: TextSerializer(api_request, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
+        lambda info: TextSerializer(api_request, Completion(model_id(info), fingerprint(info), new_id("cmpl-"))),
     )

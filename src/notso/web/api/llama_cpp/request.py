@@ -423,4 +423,4 @@ async def completion(request: Request, services: Services) -> Response:
     async with serving(services, parsed.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
         api_request = await run_prompt_work(request, lambda: tokenize_request(parsed, tokenize, detokenize))
-    return await respond(request, api_request, lambda info: NativeSerializer(api_request, info, new_id("cmpl")))
+    return await respond(request, api_request, lambda info: NativeSerializer(api_request, info, new_id("cmpl-")))

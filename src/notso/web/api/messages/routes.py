@@ -35,7 +35,7 @@ async def messages(request: Request) -> Response:
     """Create a message. Disconnecting stops it, unless X-Conversation-Id or Idempotency-Key was sent."""
     api_request = await _read(request, parse_message_request)
     return await respond(
-        request, api_request, lambda info: MessageSerializer(api_request, model_id(info), new_id("msg", "_"))
+        request, api_request, lambda info: MessageSerializer(api_request, model_id(info), new_id("msg_"))
     )
 
 

@@ -72,7 +72,7 @@ class OllamaSerializer(Serializer):
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
         self._calls: list[dict[str, Any]] = []  # without cut-off calls, whose arguments are not JSON
         self._last_logprobs: dict[str, Any] = {}
-        self.id = new_id("ollama")
+        self.id = new_id("ollama-")
         # Sent to keep the connection alive. JSON lines have no comments (unlike SSE), so this is a line without text.
         self.ping = self._line(self._piece())
 

@@ -31,8 +31,7 @@ from notso.web.api.responses.request import (
 )
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED
-from notso.web.api.shared.background import created_ms, queued_body, resumed_response
-from notso.web.api.shared.completion import new_id
+from notso.web.api.shared.background import queued_body, response_identity
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.listing import paginate
 from notso.web.api.shared.receipts import ReceiptSerializer
@@ -70,12 +69,10 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
             await get_response(services, owner, response_id, "response_id")
             raise unsupported_field("stream", "the events of this response are no longer available; use stream=false")
         return reread_stream(request, stream, 0 if start is None else int(start) + 1)
-    if running is not None:
-        if running.finished:  # wait until the response is stored
-            await asyncio.shield(running.follow_task)
-        return await large_response(running.live_serializer.body, headers)
-    if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
-        return await large_response(lambda: remote_answer.log.body, headers)
+    answer = running or await _find_unfinished_remote(services, owner, response_id)
+    if answer is not None:
+        body = await answer.body()
+        return await large_response(lambda: body, headers)
     if await load_response(services, owner, response_id) is None:
         unfinished = await services.shared.store.records.unfinished_response(owner, response_id)
         if unfinished is not None:
@@ -103,14 +100,8 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
 @stored_router.post("/v1/responses/{response_id}/cancel", dependencies=[GUARDED])
 async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
     """Stop a background response and keep its text. A response that has ended stays unchanged."""
-    running = _find_running(services, owner, response_id)
-    if running is not None:
-        running.running.stop("client")
-        await asyncio.shield(running.follow_task)
-        return await large_response(running.live_serializer.body)
-    if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
-        remote_answer.stop()
-        body = await remote_answer.wait_for_body()
+    if (answer := await _stop(services, owner, response_id)) is not None:
+        body = await answer.body()
         return await large_response(lambda: body)
     stored = await get_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
@@ -121,16 +112,10 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
 @stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
     """Delete a response and its cached prompt; first stop it if running. Responses that continue it are kept."""
-    running = _find_running(services, owner, response_id)
-    if running is None:
-        if (remote_answer := await _find_unfinished_remote(services, owner, response_id)) is not None:
-            remote_answer.stop()
-            await remote_answer.wait_for_body()
-        await get_response(services, owner, response_id, "response_id")
-    else:
-        running.running.stop("client")
-        await asyncio.shield(running.follow_task)
+    if isinstance(await _stop(services, owner, response_id), ResumableStream):
         services.resumable_streams.forget(owner, response_id)
+    else:
+        await get_response(services, owner, response_id, "response_id")
     await services.shared.store.records.delete_unfinished_response(owner, response_id)
     await services.shared.store.delete(owner, "response", response_id)
     await services.shared.engine.clear_cache(owner, response_id)
@@ -151,6 +136,16 @@ async def get_response(services: ApiServices, owner: str, id: str, param: str) -
     if found is None:
         raise ApiError(404, "not_found", "no response with that id is stored", param=param)
     return found
+
+
+async def _stop(services: ApiServices, owner: str, response_id: str) -> ResumableStream | RemoteAnswer | None:
+    # Stops a response and waits for its end. Returns None if it is not being generated.
+    running = _find_running(services, owner, response_id)
+    answer = running or await _find_unfinished_remote(services, owner, response_id)
+    if answer is not None:
+        answer.stop()
+        await answer.wait_for_end()
+    return answer
 
 
 async def _find_unfinished_remote(services: ApiServices, owner: str, response_id: str) -> RemoteAnswer | None:
@@ -189,9 +184,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     if api_request.store and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")
     saved: asyncio.Task[None] | None = None
-    unfinished = resumed_response(request)
-    name = new_id("resp", "_") if unfinished is None else unfinished.id
-    created = created_ms(request) // 1000
+    name, created = response_identity(request, "resp_")
 
     async def save(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved

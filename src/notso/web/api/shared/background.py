@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope
 
 from notso.smollm3 import NotsoError, Replay
 from notso.text_file import decode_text
+from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.receipts import with_seed_and_token_ids
 from notso.web.api.shared.resumable import ResumableStream
 from notso.web.edge.access import INTERNAL_CALLER, Caller, KeyRing, caller_of
@@ -310,7 +311,12 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
     return unfinished
 
 
+def response_identity(request: Request, prefix: str) -> tuple[str, int]:
+    """Return the response's id and creation time in seconds: the same after a restart."""
+    unfinished = resumed_response(request)
+    return new_id(prefix) if unfinished is None else unfinished.id, created_ms(request) // 1000
+
+
 def created_ms(request: Request) -> int:
-    """Return the response's creation time: the same at each call and after a restart."""
     unfinished = resumed_response(request)
     return unfinished.created_ms if unfinished is not None else int(request.scope.setdefault(CREATED, current_ms()))

@@ -205,7 +205,7 @@ class Completion:
 
     model: str
     fingerprint: str
-    id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self, choices: Sequence[Choice], reasoning_mode: str) -> dict[str, Any]:
@@ -225,8 +225,8 @@ class Completion:
         }
 
 
-def new_id(kind: str, separator: str = "-") -> str:
-    return f"{kind}{separator}{secrets.token_hex(12)}"
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
 def fingerprint(info: ModelInfo) -> str:

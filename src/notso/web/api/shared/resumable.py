@@ -109,6 +109,10 @@ class RemoteAnswer:
         self._name = claim_name(owner, conversation)
 
     @property
+    def id(self) -> str:
+        return self.log.id
+
+    @property
     def finished(self) -> bool:
         return self.log.finished
 
@@ -137,11 +141,13 @@ class RemoteAnswer:
                     silent_s = 0.0
                     yield ping
 
-    async def wait_for_body(self) -> Any:
-        """Wait for the body. Raises ApiError (503) if the generating replica has stopped."""
+    async def wait_for_end(self) -> None:
+        """Wait for the end. Raises ApiError (503) if the generating replica has stopped."""
         while not self.log.finished:
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self.is_abandoned():
                 raise replica_stopped_error()
+
+    async def body(self) -> Any:
         return self.log.body
 
     async def is_abandoned(self) -> bool:
@@ -258,6 +264,10 @@ class ResumableStream:
         self.follow_task = asyncio.create_task(self._follow())
 
     @property
+    def id(self) -> str:
+        return self.running.name
+
+    @property
     def finished(self) -> bool:
         return self.running.finished
 
@@ -282,8 +292,19 @@ class ResumableStream:
             if self.log is not None:
                 self.log.finish(await asyncio.to_thread(serializer.body))
 
+    def stop(self) -> None:
+        self.running.stop("client")
+
     def mark_read(self) -> None:
         self.is_read = True
+
+    async def wait_for_end(self) -> None:
+        await asyncio.shield(self.follow_task)
+
+    async def body(self) -> Any:
+        if self.finished:  # the response may not be stored yet
+            await self.wait_for_end()
+        return await asyncio.to_thread(self.live_serializer.body)
 
     def _append_to_log(self, sse_events: Iterable[bytes]) -> None:
         sse_events = list(sse_events)
@@ -307,7 +328,7 @@ class ResumableStreams:
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
         """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are in use."""
         stream, key = self.find(owner, conversation), (owner, conversation)
-        open_id = stream.running.name if stream is not None and not stream.finished else ""
+        open_id = stream.id if stream is not None and not stream.finished else ""
         if running_id := self._claimed.get(key) or open_id:
             raise ApiError(409, "generation_in_progress", f"a response is already being generated: {running_id}")
         open_count = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
@@ -368,7 +389,7 @@ class ResumableStreams:
     def _stop(self, name: str) -> None:
         for key, stream in self._streams.items():
             if claim_name(*key) == name:
-                stream.running.stop("client")
+                stream.stop()
 
     def _mark_read(self, name: str) -> None:
         for key, stream in self._streams.items():
@@ -383,7 +404,7 @@ class ResumableStreams:
 
     def _drop(self, key: tuple[str, str], name: str) -> None:
         stream = self._streams.get(key)
-        if stream is not None and stream.running.name == name:
+        if stream is not None and stream.id == name:
             del self._streams[key]
 
 
