@@ -586,6 +586,8 @@ OTHER_ENDPOINTS: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": [1]}, "odd"),
     ("/v1/embeddings", {"input": "one", "task": "retrieval"}, "task, odd"),
     ("/v1/vector_stores", {"name": "Birds"}, "odd"),
+    ("/v1/responses/input_tokens", {"input": "one", "temperature": "hot", "store": False}, "temperature, store, odd"),
+    ("/v1/responses/input_tokens", {"input": "one", "background": True, "store": False}, "background, store, odd"),
     ("/api/show", {"model": "scripted"}, "odd"),
     ("/api/pull", {"model": "scripted", "stream": False}, "odd"),
 ]

@@ -197,8 +197,11 @@ class ResponseRequest(ApiRequest):
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
     """Validate a token count request. Raises the errors of `parse_response_request`."""
-    read_fields(InputTokenFields, _add_item_types(body, stored or {}), INPUT_TOKEN_NOTES, WITHIN_RESPONSE)
-    return parse_response_request(body, stored)
+    typed = _add_item_types(body, stored or {})
+    fields = read_fields(InputTokenFields, typed, INPUT_TOKEN_NOTES, WITHIN_RESPONSE)
+    known = {name: value for name, value in body.items() if name in InputTokenFields.model_fields}
+    hints = (*find_hints(fields, typed), *_left_out([] if isinstance(fields.input, str) else fields.input))
+    return replace(parse_response_request(known, stored), hints=hints)
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
