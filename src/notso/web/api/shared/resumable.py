@@ -317,34 +317,35 @@ class ResumableStreams:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._exchange.subscribe("stop answer", lambda body: self._stop(body["name"]))
-        self._exchange.subscribe("read answer", lambda body: self._mark_read(body["name"]))
+        self._exchange.subscribe("stop answer", lambda body: self._call(body["name"], ResumableStream.stop))
+        self._exchange.subscribe("read answer", lambda body: self._call(body["name"], ResumableStream.mark_read))
         self._exchange.subscribe("new answer", lambda body: self._forget_old(body["name"]))
         self.remote_answers = RemoteAnswers(self._exchange)
-        self._streams: dict[tuple[str, str], ResumableStream] = {}
-        self._claimed: dict[tuple[str, str], str] = {}
+        self._streams: dict[str, ResumableStream] = {}  # by claim name, oldest first
+        self._claimed: dict[str, str] = {}  # claim name -> id of the answer that is about to begin
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
         """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are in use."""
-        stream, key = self.find(owner, conversation), (owner, conversation)
+        claim = claim_name(owner, conversation)
+        stream = self._streams.get(claim)
         open_id = stream.id if stream is not None and not stream.finished else ""
-        if running_id := self._claimed.get(key) or open_id:
-            raise ApiError(409, "generation_in_progress", f"a response is already being generated: {running_id}")
+        if running_id := self._claimed.get(claim) or open_id:
+            raise _in_progress_error(running_id)
         open_count = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
         if stream is None and open_count >= MAX_RESUMABLE:
             raise ApiError(429, "rate_limited", "too many conversations are active", retry_after_seconds=5)
-        self._claimed[key] = answer_id
+        self._claimed[claim] = answer_id
         try:
-            if holder := await self._exchange.claim(claim_name(*key), answer_id):
-                raise ApiError(409, "generation_in_progress", f"a response is already being generated: {holder}")
+            if holder := await self._exchange.claim(claim, answer_id):
+                raise _in_progress_error(holder)
             try:
                 yield
             except BaseException:
-                self._exchange.release(claim_name(*key))
+                self._exchange.release(claim)
                 raise
         finally:
-            del self._claimed[key]
+            del self._claimed[claim]
 
     def follow(
         self,
@@ -355,57 +356,53 @@ class ResumableStreams:
         record: TokenRecord | None,
     ) -> ResumableStream:
         """Follow an answer to its end, and drop it at most RESUMABLE_SECONDS later."""
-        key, claim, name = (owner, conversation), claim_name(owner, conversation), running.name
+        claim, name = claim_name(owner, conversation), running.name
         log = None
         if self._exchange.is_shared:
             log = AnswerLog(name, serializer.body(), serializer.error_frame(replica_stopped_error()))
-        self._streams.pop(key, None)  # the dict is ordered by age: add the new one at the end
-        stream = self._streams[key] = ResumableStream(running, serializer, log, record)
+        self._streams.pop(claim, None)  # the dict is ordered by age: add the new one at the end
+        stream = self._streams[claim] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim, log)
             self._exchange.send("new answer", name=claim)
         stream.follow_task.add_done_callback(lambda _: self._exchange.release(claim))
         loop = asyncio.get_running_loop()  # the timer below holds only ids, so that the answer can be freed earlier
-        stream.follow_task.add_done_callback(lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, key, name))
+        stream.follow_task.add_done_callback(lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, claim, name))
         self._drop_excess()
         return stream
 
     def _drop_excess(self) -> None:
         # Drop the oldest finished answers of the owner with the most, so that one user's do not displace others'.
         while len(self._streams) > MAX_RESUMABLE:
-            counts = Counter(owner for owner, _ in self._streams)
-            finished = (key for key, each in self._streams.items() if each.finished)
-            key = max(finished, key=lambda each: counts[each[0]], default=None)
-            if key is None:
+            counts = Counter(each.running.owner for each in self._streams.values())
+            finished = (claim for claim, each in self._streams.items() if each.finished)
+            claim = max(finished, key=lambda each: counts[self._streams[each].running.owner], default=None)
+            if claim is None:
                 return
-            del self._streams[key]
+            del self._streams[claim]
 
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
-        return self._streams.get((owner, conversation))
+        return self._streams.get(claim_name(owner, conversation))
 
     def forget(self, owner: str, conversation: str) -> None:
-        self._streams.pop((owner, conversation), None)
+        self._streams.pop(claim_name(owner, conversation), None)
 
-    def _stop(self, name: str) -> None:
-        for key, stream in self._streams.items():
-            if claim_name(*key) == name:
-                stream.stop()
+    def _call(self, claim: str, method: Callable[[ResumableStream], None]) -> None:
+        if (stream := self._streams.get(claim)) is not None:
+            method(stream)
 
-    def _mark_read(self, name: str) -> None:
-        for key, stream in self._streams.items():
-            if claim_name(*key) == name:
-                stream.mark_read()
-
-    def _forget_old(self, name: str) -> None:
+    def _forget_old(self, claim: str) -> None:
         # Drop the finished answer, because another replica has started a newer answer in the conversation.
-        for key, stream in list(self._streams.items()):
-            if stream.finished and claim_name(*key) == name:
-                del self._streams[key]
+        if (stream := self._streams.get(claim)) is not None and stream.finished:
+            del self._streams[claim]
 
-    def _drop(self, key: tuple[str, str], name: str) -> None:
-        stream = self._streams.get(key)
-        if stream is not None and stream.id == name:
-            del self._streams[key]
+    def _drop(self, claim: str, name: str) -> None:
+        if (stream := self._streams.get(claim)) is not None and stream.id == name:
+            del self._streams[claim]
+
+
+def _in_progress_error(answer_id: str) -> ApiError:
+    return ApiError(409, "generation_in_progress", f"a response is already being generated: {answer_id}")
 
 
 async def number_events(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
