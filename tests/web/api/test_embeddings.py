@@ -146,6 +146,14 @@ def test_invalid_embeddings_request_names_field(served: Any, body: dict[str, Any
     assert answer.json()["error"]["param"].split(".")[0] == param
 
 
+@pytest.mark.parametrize(
+    ("value", "param"), [([1, "a"], "input.1"), ([[1], "a"], "input.1"), ([[1], ["a"]], "input.1.0")]
+)
+def test_invalid_item_of_a_list_is_named(served: Any, value: Any, param: str) -> None:
+    answer = served.client.post("/v1/embeddings", json={"input": value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
 def test_embeddings_end_on_disconnect_and_use_api_priority(start: Start) -> None:
     engine = ScriptedEngine()
     engine.gate.clear()

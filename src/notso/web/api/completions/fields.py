@@ -23,7 +23,6 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import (
     GRAMMAR_NOTES,
-    MAX_PROMPT_IDS,
     MAX_PROMPTS,
     TEXT_FORMAT,
     WITHIN_SAMPLING,
@@ -35,7 +34,7 @@ from notso.web.api.request_fields.sampling_fields import (
     read_grammar,
     to_sampling_params,
 )
-from notso.web.api.shared.api_request import ApiRequest, to_prompts
+from notso.web.api.shared.api_request import ApiRequest, check_prompts, to_prompts
 from notso.web.api.shared.completion import (
     Choice,
     Completion,
@@ -103,7 +102,7 @@ class TextRequest(ApiRequest):
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     """Validate a text completion. Raises ApiError (400) naming the field."""
-    _check_prompts(body.get("prompt"))
+    check_prompts("prompt", body.get("prompt"), MAX_PROMPTS)
     fields = read_fields(TextFields, body, TEXT_NOTES, WITHIN_SAMPLING)
     prompts = to_prompts(fields.prompt)
     if not all(prompts):
@@ -149,30 +148,6 @@ def decode_prompts(api_request: TextRequest, detokenize: Callable[[Sequence[int]
     except InvalidRequestError as error:
         raise invalid_field("prompt", str(error)) from None
     return replace(api_request, texts=texts)
-
-
-def _check_prompts(prompts: object) -> None:
-    # Check lists before pydantic does, because its errors could refer to the wrong type of list.
-    if not isinstance(prompts, list):
-        return
-    if any(isinstance(each, int) for each in prompts):
-        _check_ids("prompt", prompts)
-        return
-    if len(prompts) > MAX_PROMPTS:
-        raise invalid_field("prompt", f"prompt is limited to {MAX_PROMPTS} texts or lists of token ids")
-    if any(isinstance(each, list) for each in prompts):
-        for index, each in enumerate(prompts):
-            if not isinstance(each, list) or not each:
-                raise invalid_field(f"prompt.{index}", f"prompt.{index} must be a list of one or more token ids")
-            _check_ids(f"prompt.{index}", each)
-
-
-def _check_ids(name: str, ids: list[object]) -> None:
-    if len(ids) > MAX_PROMPT_IDS:
-        raise invalid_field(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
-    for index, token in enumerate(ids):
-        if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
 
 
 class TextSerializer(ChunkSerializer):

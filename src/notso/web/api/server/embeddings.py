@@ -26,7 +26,7 @@ from notso.web.api.request_fields.fields import (
     works,
 )
 from notso.web.api.request_fields.sampling_fields import TokenIds, Whole, to_prompt_limit
-from notso.web.api.shared.api_request import ignored_headers, to_prompts
+from notso.web.api.shared.api_request import check_prompts, ignored_headers, to_prompts
 from notso.web.api.shared.embedding import (
     EMBEDDING_OPTIONS,
     MAX_INPUTS,
@@ -113,6 +113,8 @@ async def embedding(request: Request) -> Response:
 
 def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Validate an embedding request. Raises ApiError (400) naming the field."""
+    for name in ("input", "content"):
+        check_prompts(name, body.get(name), MAX_INPUTS)
     fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES)
     name = "content" if fields.input is None and fields.content is not None else "input"
     value = getattr(fields, name)

@@ -19,6 +19,7 @@ from notso.smollm3 import (
     ignored_keywords,
 )
 from notso.web.api.request_fields.fields import MAX_HINTS, RequestHint, invalid_field, unsupported_field
+from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
 """The messages of a conversation, or the token ids or text that the model continues."""
@@ -76,6 +77,31 @@ class ApiRequest:
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         return ((prompt, params) for prompt in self.prompts for params in self.params)
+
+
+def check_prompts(name: str, prompts: object, max_prompts: int) -> None:
+    """Check a list of texts or token ids. Raises ApiError (400) naming the first item of the wrong type."""
+    # Pydantic's errors could refer to the wrong type of list.
+    if not isinstance(prompts, list):
+        return
+    if any(isinstance(each, int) for each in prompts):
+        _check_ids(name, prompts)
+        return
+    if len(prompts) > max_prompts:
+        raise invalid_field(name, f"{name} is limited to {max_prompts:,} texts or lists of token ids")
+    if any(isinstance(each, list) for each in prompts):
+        for index, each in enumerate(prompts):
+            if not isinstance(each, list) or not each:
+                raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a list of one or more token ids")
+            _check_ids(f"{name}.{index}", each)
+
+
+def _check_ids(name: str, ids: list[object]) -> None:
+    if len(ids) > MAX_PROMPT_IDS:
+        raise invalid_field(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
+    for index, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < 1 << 31:
+            raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
 
 
 def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
