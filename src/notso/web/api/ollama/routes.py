@@ -44,7 +44,7 @@ from notso.web.api.shared.completion import (
 from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
 from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns
 from notso.web.api.shared.serializer import Serializer, as_json, large_response
-from notso.web.api.shared.services import Services, api_services
+from notso.web.api.shared.services import ApiServices, Services, api_services
 from notso.web.api.shared.serving import (
     CONVERSATION,
     read_body,
@@ -55,7 +55,7 @@ from notso.web.api.shared.serving import (
 )
 from notso.web.edge.access import GUARDED, caller_of
 from notso.web.edge.errors import ApiError
-from notso.web.engine.model_names import LATEST, accepted_names, model_id, other_installed_models
+from notso.web.engine.model_names import LATEST, ModelChoice, accepted_names, model_id, other_installed_models
 from notso.web.engine.models import InstalledModel
 from notso.web.values.durations import MAX_SECONDS
 from notso.web.values.wording import words
@@ -251,43 +251,34 @@ def _expiry(idle_timeout_s: float) -> str:
 async def show(request: Request, services: Services) -> Response:
     """Describe a model by any of its names."""
     fields, headers = await read_fields_and_headers(request, ShowFields, SHOW_NOTES, of_any_type=True)
+    served = services.shared.engine.model((await _find_model(services, fields)).model)
+    info = served.info
+    shown: dict[str, Any] = {
+        "license": "",
+        "modelfile": f"FROM {with_tag(served.name) if info is None else listed_name(info)}\n",
+        "parameters": "",
+        "template": "",
+        "details": _FILE_DETAILS,
+        "model_info": {"general.architecture": FAMILY, "general.basename": served.name},
+        "capabilities": CAPABILITIES,
+    }
+    if info is not None:  # otherwise, the model has never been loaded, and only its name and file are known
+        shown |= {"license": info.license, "parameters": _parameters(info), "details": _details(info)}
+        shown["model_info"] |= {
+            "general.basename": info.name,
+            "general.parameter_count": info.parameter_count,
+            f"{FAMILY}.block_count": info.num_hidden_layers,
+            f"{FAMILY}.context_length": info.context_tokens,
+        }
+        shown["modified_at"] = _modified_at(await asyncio.to_thread(modified_ns, info.path))
+    return JSONResponse(shown, headers=headers)
+
+
+async def _find_model(services: ApiServices, fields: ShowFields | PullFields) -> ModelChoice:
     name = fields.model or fields.name
     if not name:
         raise invalid_field("model", "model is required")
-    host = services.shared.engine
-    choice = await resolve_model_choice(services, resolve_ollama_name(name, host.default.info))
-    served = host.model(choice.model)
-    info = served.info
-    if info is None:  # never loaded: only its name and file are known
-        unloaded = {
-            "license": "",
-            "modelfile": f"FROM {with_tag(served.name)}\n",
-            "parameters": "",
-            "template": "",
-            "details": _FILE_DETAILS,
-            "model_info": {"general.architecture": FAMILY, "general.basename": served.name},
-            "capabilities": CAPABILITIES,
-        }
-        return JSONResponse(unloaded, headers=headers)
-    return JSONResponse(
-        {
-            "license": info.license,
-            "modelfile": f"FROM {listed_name(info)}\n",
-            "parameters": _parameters(info),
-            "template": "",
-            "details": _details(info),
-            "model_info": {
-                "general.architecture": FAMILY,
-                "general.basename": info.name,
-                "general.parameter_count": info.parameter_count,
-                f"{FAMILY}.block_count": info.num_hidden_layers,
-                f"{FAMILY}.context_length": info.context_tokens,
-            },
-            "capabilities": CAPABILITIES,
-            "modified_at": _modified_at(await asyncio.to_thread(modified_ns, info.path)),
-        },
-        headers=headers,
-    )
+    return await resolve_model_choice(services, resolve_ollama_name(name, services.shared.engine.default.info))
 
 
 def _loaded_entry(info: ModelInfo) -> dict[str, Any]:
@@ -425,11 +416,8 @@ async def pull(request: Request, services: Services) -> Response:
     """Report success for an installed model. Others are not downloaded."""
     # Programs pull a model before its first use, or if /api/tags lists its name only with a tag.
     fields, headers = await read_fields_and_headers(request, PullFields, PULL_NOTES, of_any_type=True)
-    name = fields.model or fields.name
-    if not name:
-        raise invalid_field("model", "model is required")
     try:
-        await resolve_model_choice(services, resolve_ollama_name(name, services.shared.engine.default.info))
+        await _find_model(services, fields)
     except ApiError as error:
         if error.status != 404:
             raise
