@@ -14,7 +14,7 @@ from functools import partial
 
 from fastapi import Request
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import NotsoError
@@ -95,10 +95,7 @@ class IdempotencyMiddleware:
                 return
             await self._respond(scope, message, receive, send, (caller.owner, keys[0]))
         except (ApiError, NotsoError) as error:
-            failure = api_error_of(error)
-            retry = failure.retry_after_seconds
-            headers = {} if retry is None else {"Retry-After": str(retry)}
-            await JSONResponse(failure.body_for(scope), failure.status, headers)(scope, receive, send)
+            await _error_response(api_error_of(error), scope)(scope, receive, send)
 
     async def _respond(
         self, scope: Scope, message: Message, receive: Receive, send: Send, key: tuple[str, str]
@@ -123,11 +120,8 @@ class IdempotencyMiddleware:
             if log.sse_events:
                 log.finish({"failed": True})
                 return
-            retry = failure.retry_after_seconds
-            headers = [["content-type", "application/json"]]
-            headers += [] if retry is None else [["retry-after", str(retry)]]
-            body = json.dumps(failure.body_for(scope), ensure_ascii=False)
-            log.add((_start(failure.status, headers), body.encode()))
+            response = _error_response(failure, scope)
+            await response(scope, receive_once(message), partial(_record_message, log))
         finally:
             if not log.finished:
                 log.finish({})
@@ -181,6 +175,11 @@ class IdempotencyMiddleware:
             await self._services.shared.store.records.save_idempotent_response(*recording.key, answer)
         except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
+
+
+def _error_response(error: ApiError, scope: Scope) -> Response:
+    retry = error.retry_after_seconds
+    return JSONResponse(error.body_for(scope), error.status, {} if retry is None else {"Retry-After": str(retry)})
 
 
 async def _record_message(log: AnswerLog, message: Message) -> None:
