@@ -64,6 +64,7 @@ from notso.web.api.request_fields.sampling_fields import (
     GrammarFields,
     TextFormat,
     Whole,
+    find_value,
     get_by_alias,
     read_grammar,
     to_sampling_params,
@@ -470,8 +471,8 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "chat_template_kwargs.reasoning_effort": template.reasoning_effort if template else None,
         "think": None if isinstance(fields.think, bool) else fields.think,
     }
-    switch, enabled = _find_value(switches)
-    effort_field, effort = _find_value(efforts)
+    switch, enabled = find_value(switches, "contradict each other")
+    effort_field, effort = find_value(efforts, "contradict each other")
     if effort is not None and enabled is not None and enabled == (effort == "none"):
         raise invalid_field(effort_field, f"{effort_field} and {switch} contradict each other")
     thinking = effort != "none" if effort is not None else enabled is not False
@@ -480,19 +481,11 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "thinking.budget_tokens": options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         "reasoning.max_tokens": reasoning.max_tokens if reasoning else None,
     }
-    _, budget = _find_value({name: value for name, value in budgets.items() if value != NO_BUDGET})
+    given = {name: value for name, value in budgets.items() if value != NO_BUDGET}
+    _, budget = find_value(given, "contradict each other")
     if budget is None:
         budget = EFFORT_BUDGETS.get(effort or "")
     return thinking, budget if thinking else None
-
-
-def _find_value(values: Mapping[str, Any]) -> tuple[str, Any]:
-    # Returns the first field that is set, and its value. Raises ApiError (400) if another field has another value.
-    given = [(name, value) for name, value in values.items() if value is not None]
-    for other, value in given[1:]:
-        if value != given[0][1]:
-            raise invalid_field(other, f"{given[0][0]} and {other} contradict each other")
-    return given[0] if given else ("", None)
 
 
 def _hides_reasoning(fields: ChatFields) -> bool:

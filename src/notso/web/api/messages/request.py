@@ -54,6 +54,7 @@ from notso.web.api.request_fields.fields import (
     RequestHint,
     check_functions,
     find_hints,
+    hints_of_types,
     invalid_field,
     read_fields,
     schema_grammar,
@@ -63,6 +64,7 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.request_fields.sampling_fields import (
     MAX_TOOLS,
     create_sampling_params,
+    find_value,
     read_parameters,
     sampling_names,
 )
@@ -293,21 +295,19 @@ def _request(
 
 def _left_out(fields: CountFields) -> Iterable[RequestHint]:
     # The prompt omits the blocks of server tools, and upload blocks. The response names each omitted type.
-    hints: dict[str, RequestHint] = {}
-    for number, turn in enumerate(fields.messages):
-        for at, block in enumerate(() if isinstance(turn.content, str) else turn.content):
-            if isinstance(block, ServerBlock | UploadBlock):
-                hints.setdefault(block.type, RequestHint(block.type, f"messages.{number}.content.{at}", False))
-    return hints.values()
+    return hints_of_types(
+        (f"messages.{number}.content.{at}", block.type)
+        for number, turn in enumerate(fields.messages)
+        for at, block in enumerate(() if isinstance(turn.content, str) else turn.content)
+        if isinstance(block, ServerBlock | UploadBlock)
+    )
 
 
 def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
     # Returns the format, and the name of the field that contains the schema.
     newer = fields.output_config.format if fields.output_config else None
-    older = fields.output_format
-    if newer is not None and older is not None and newer != older:
-        raise invalid_field("output_format", "output_config.format and output_format are aliases: use only one")
-    return (older, "output_format.schema") if newer is None and older else (newer, NAMES["response_format"])
+    name, found = find_value({"output_config.format": newer, "output_format": fields.output_format})
+    return found, f"{name}.schema" if name else NAMES["response_format"]
 
 
 def _budget(fields: CountFields) -> int | None:

@@ -456,6 +456,14 @@ def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[RequestHint,
     return tuple(found.values())
 
 
+def hints_of_types(items: Iterable[tuple[str, str]]) -> Iterable[RequestHint]:
+    """List the types of items that are left out of the prompt, given by path and type."""
+    first: dict[str, RequestHint] = {}
+    for path, kind in items:
+        first.setdefault(kind, RequestHint(kind, path, False))
+    return first.values()
+
+
 def reject_hints(hints: Iterable[RequestHint]) -> None:
     """Raise ApiError (400) for the first hint that does not describe the caller."""
     for hint in hints:

@@ -319,11 +319,16 @@ def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) 
 
 def get_by_alias(fields: BaseModel, *names: str) -> Any:
     """Return the value given under any of `names`. Raises ApiError (400) for contradictory values."""
-    found = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
-    for name, value in found:
-        if value != found[0][1]:
-            raise invalid_field(name, f"{found[0][0]} and {name} are aliases: use only one")
-    return found[0][1] if found else None
+    return find_value({name: getattr(fields, name) for name in names})[1]
+
+
+def find_value(values: Mapping[str, Any], fault: str = "are aliases: use only one") -> tuple[str, Any]:
+    """Return the first field that is set, and its value. Raises ApiError (400) if another field has another value."""
+    given = [(name, value) for name, value in values.items() if value is not None]
+    for other, value in given[1:]:
+        if value != given[0][1]:
+            raise invalid_field(other, f"{given[0][0]} and {other} {fault}")
+    return given[0] if given else ("", None)
 
 
 def _wrap_seed(seed: int) -> int:

@@ -16,6 +16,7 @@ from notso.web.api.request_fields.fields import (
     RequestHint,
     check_functions,
     find_hints,
+    hints_of_types,
     invalid_field,
     join_text,
     read_fields,
@@ -37,7 +38,6 @@ from notso.web.api.responses.fields import (
     SEARCH_RESULTS,
     WITHIN_RESPONSE,
     AllowedToolsChoice,
-    AnyItem,
     CallItem,
     CallOutputItem,
     CustomCallItem,
@@ -58,7 +58,7 @@ from notso.web.api.responses.fields import (
     ServerItem,
     WebSearchCallItem,
 )
-from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.api_request import ApiRequest, last_user_message
 from notso.web.api.shared.given_documents import RequestDocument, RequestDocuments
 from notso.web.api.shared.serializer import as_json
 from notso.web.api.shared.services import ApiServices
@@ -184,7 +184,7 @@ class ResponseRequest(ApiRequest):
     def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
         """Put earlier messages first. Keep only the reasoning that led to tool calls after the last user message."""
         conversation = (*earlier, *self.conversation)
-        last_user = max((at for at, message in enumerate(conversation) if message.role == "user"), default=-1)
+        last_user = last_user_message(conversation)
         conversation = tuple(
             replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > last_user))
             for at, message in enumerate(conversation)
@@ -200,8 +200,7 @@ def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item
     typed = _add_item_types(body, stored or {})
     fields = read_fields(InputTokenFields, typed, INPUT_TOKEN_NOTES, WITHIN_RESPONSE)
     known = {name: value for name, value in body.items() if name in InputTokenFields.model_fields}
-    hints = (*find_hints(fields, typed), *_left_out([] if isinstance(fields.input, str) else fields.input))
-    return replace(parse_response_request(known, stored), hints=hints)
+    return replace(parse_response_request(known, stored), hints=_hints(fields, typed))
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
@@ -224,7 +223,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         prompts=(),
         params=(params,),
         names=NAMES,
-        hints=(*find_hints(fields, typed), *_left_out(items)),
+        hints=_hints(fields, typed),
         options=RequestOptions(
             thinking=effort != "none",
             **_tool_options(fields, functions),
@@ -248,12 +247,10 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     return api_request.continue_from(())
 
 
-def _left_out(items: Sequence[AnyItem]) -> Iterable[RequestHint]:
-    hints: dict[str, RequestHint] = {}
-    for number, item in enumerate(items):
-        if isinstance(item, ServerItem):
-            hints.setdefault(item.type, RequestHint(item.type, f"input.{number}", False))
-    return hints.values()
+def _hints(fields: InputTokenFields, typed: Mapping[str, Any]) -> tuple[RequestHint, ...]:
+    items = enumerate(() if isinstance(fields.input, str) else fields.input)
+    left_out = hints_of_types((f"input.{number}", item.type) for number, item in items if isinstance(item, ServerItem))
+    return (*find_hints(fields, typed), *left_out)
 
 
 def _add_item_types(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
@@ -411,7 +408,7 @@ MAX_QUERY_CHARACTERS = 2_000
 async def insert_passages(services: ApiServices, owner: str, api_request: ResponseRequest) -> ResponseRequest:
     """Insert passages found for the last user message. Raises ApiError (404) for an unknown vector store."""
     search, messages = api_request.search, api_request.messages
-    at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
+    at = last_user_message(messages)
     if search is None or at < 0:
         return replace(api_request, search=None)
     tool = search.tool

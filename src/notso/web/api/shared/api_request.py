@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from urllib.parse import quote
@@ -111,6 +111,11 @@ def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value[0], int):
         return (tuple(value),)
     return tuple(each if isinstance(each, str) else tuple(each) for each in value)
+
+
+def last_user_message(messages: Sequence[Message]) -> int:
+    """Return the index of the last user message, or -1."""
+    return max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
 
 
 IGNORED = "x-notso-ignored"

@@ -19,7 +19,7 @@ from notso.documents.reading import DocumentReader
 from notso.documents.values import MAX_FILE_BYTES, MIB, Document, UnreadableError
 from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
 from notso.web.api.request_fields.fields import invalid_field
-from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.api_request import ApiRequest, last_user_message
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.serving import T, read_body
 from notso.web.edge.access import owner_of
@@ -99,7 +99,7 @@ class RequestDocuments:
 
     def with_quotation_request(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """If a document may be quoted, append a request for quotations to the last user message."""
-        at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
+        at = last_user_message(messages)
         if at < 0 or not self.has_quotable:
             return tuple(messages)
         message = replace(messages[at], content=f"{messages[at].content}\n\n{QUOTE_FIRST}")
@@ -173,10 +173,9 @@ def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Map
         return api_request
     named_files = ((file, files[each.key]) for _, file, each in _file_parts(body))
     sources = [QuoteSource(document.text, _shown_name(file, document)) for file, document in named_files]
-    for each in reversed(api_request.prompts[0]):
-        if isinstance(each, Message) and each.role == "user":
-            sources.append(QuoteSource(each.content, "prompt"))
-            break
+    messages = api_request.messages
+    if (at := last_user_message(messages)) >= 0:
+        sources.append(QuoteSource(messages[at].content, "prompt"))
     return replace(api_request, options=replace(api_request.options, sources=tuple(sources)))
 
 
