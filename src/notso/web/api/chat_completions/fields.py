@@ -26,20 +26,24 @@ from notso.web.api.request_fields.fields import (
     EFFORT_ADVICE,
     EFFORT_BUDGETS,
     EFFORTS,
-    MAX_PARTS,
     ONE_TIER,
     STRICT_TOOL,
     Arguments,
     Content,
+    Description,
     Effort,
     Fields,
     Id,
     Label,
     Name,
     Notes,
+    Parts,
     RefusalPart,
+    SomeMessages,
+    SomeTools,
     Text,
     TextPart,
+    Tools,
     Verbosity,
     check_functions,
     find_hints,
@@ -58,8 +62,6 @@ from notso.web.api.request_fields.fields import (
 )
 from notso.web.api.request_fields.sampling_fields import (
     GRAMMAR_NOTES,
-    MAX_MESSAGES,
-    MAX_TOOLS,
     WITHIN_SAMPLING,
     GrammarFields,
     TextFormat,
@@ -127,10 +129,10 @@ class AssistantMessage(Fields):
     """An earlier answer. As the last message, it is continued by default."""
 
     role: Literal["assistant"]
-    content: Text | Annotated[list[AnswerPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: Text | Parts[AnswerPart] | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Tools[Call] | None = None
     refusal: Text | None = None
     # The following fields have no effect. Client libraries copy most of them from earlier responses.
     name: Annotated[Name | None, _NAME] = None
@@ -153,7 +155,7 @@ class ToolMessage(Fields):
     """A tool's result, of the call named by `tool_call_id`. Without `content`, it is empty."""
 
     role: Literal["tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: Text | Parts[TextPart] | None = None
     tool_call_id: Id | None = None
     name: Label | None = None
 
@@ -165,7 +167,7 @@ class Function(Fields):
     """A function the model may call; `parameters` is a JSON schema."""
 
     name: Name
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -210,7 +212,7 @@ class Schema(Fields):
 
     name: Label | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     strict: bool | None = None
 
 
@@ -255,7 +257,7 @@ class AllowedTools(Fields):
     """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: SomeTools[NamedTool]
 
 
 class AllowedToolsChoice(Fields):
@@ -268,12 +270,12 @@ class AllowedToolsChoice(Fields):
 class ChatFields(GrammarFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: SomeMessages[AnyMessage]
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: AnyFormat | None = None
-    tools: Annotated[list[ToolEntry], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools[ToolEntry] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None

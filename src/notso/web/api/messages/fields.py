@@ -13,23 +13,27 @@ from notso.smollm3 import Message
 from notso.web.api.request_fields.fields import (
     DESCRIBES_CALLER,
     EFFORTS,
-    MAX_PARTS,
     STRICT_TOOL,
     Arguments,
+    Description,
     Effort,
     Fields,
     Id,
     Label,
     Name,
     Notes,
+    Parts,
+    SomeMessages,
+    SomeParts,
     Text,
+    accepting,
     hint,
     inert,
     notes_in,
     refused,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, Whole, sampling_notes, with_sampling
+from notso.web.api.request_fields.sampling_fields import Whole, sampling_notes, with_sampling
 
 DEFAULT_TRIGGER = 100_000
 """Prompt tokens above which old tool results are cleared, if the request sets no `trigger`."""
@@ -215,13 +219,16 @@ class CacheControl(Fields):
     scope: Name | None = None
 
 
-class TextBlock(Fields):
+class Cached(Fields):
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Cached):
     """Text."""
 
     type: Literal["text"]
     text: Text
-    cache_control: CacheControl | None = None
-    citations: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    citations: Parts[dict[str, Any]] | None = None
 
 
 class Citations(Fields):
@@ -263,7 +270,7 @@ class ContentSource(Fields):
 DocumentSource = Annotated[TextSource | PdfSource | FileSource | ContentSource, Field(discriminator="type")]
 
 
-class DocumentBlock(Fields):
+class DocumentBlock(Cached):
     """A document, which the answer may cite."""
 
     type: Literal["document"]
@@ -271,10 +278,9 @@ class DocumentBlock(Fields):
     title: Annotated[str, Field(max_length=1_000)] | None = None
     context: Text | None = None
     citations: Citations | None = None
-    cache_control: CacheControl | None = None
 
 
-class SearchResultBlock(Fields):
+class SearchResultBlock(Cached):
     """A search result, which the answer may cite."""
 
     type: Literal["search_result"]
@@ -282,7 +288,6 @@ class SearchResultBlock(Fields):
     source: Annotated[str, Field(max_length=4_096)]
     title: Annotated[str, Field(max_length=1_000)]
     citations: Citations | None = None
-    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Fields):
@@ -300,7 +305,12 @@ class RedactedBlock(Fields):
     data: Text | None = None
 
 
-class ServerBlock(Fields):
+# All fields of these blocks are declared, so that only the type is reported as ignored.
+@accepting(
+    *("id", "tool_use_id", "name", "server_name", "input", "content", "is_error", "tools", "file_id", "caller"),
+    *("to", "trigger"),
+)
+class ServerBlock(Cached):
     """A block of another server's tool, dropped from the prompt."""
 
     type: Literal[
@@ -318,74 +328,55 @@ class ServerBlock(Fields):
         "container_upload",
         "fallback",
     ]
-    # All fields of these blocks are declared, so that only the type is reported as ignored.
-    id: Any = None
-    tool_use_id: Any = None
-    name: Any = None
-    server_name: Any = None
-    input: Any = None
-    content: Any = None
-    is_error: Any = None
-    tools: Any = None
-    file_id: Any = None
-    caller: Any = None
     from_: Annotated[Any, Field(alias="from")] = None
-    to: Any = None
-    trigger: Any = None
-    cache_control: CacheControl | None = None
 
 
-class CompactionBlock(Fields):
+class CompactionBlock(Cached):
     """A summary by another server; `content` is null if summarization failed."""
 
     type: Literal["compaction"]
     content: Text | None = None
     encrypted_content: Any = None
     signature: Any = None
-    cache_control: CacheControl | None = None
 
 
-class ToolUseBlock(Fields):
+class ToolUseBlock(Cached):
     """A past call. `input` is a text if its JSON was cut off."""
 
     type: Literal["tool_use"]
     id: Id
     name: Name
     input: Arguments | None = None
-    cache_control: CacheControl | None = None
     caller: Annotated[
         dict[str, Any] | None,
         hint("in tool calls: only the model calls tools", "`direct`", done=({"type": "direct"},)),
     ] = None
 
 
-class ToolReference(Fields):
+class ToolReference(Cached):
     """Result of a tool search; adds a deferred tool to the prompt."""
 
     type: Literal["tool_reference"]
     tool_name: Name
-    cache_control: CacheControl | None = None
 
 
 ResultBlock = Annotated[TextBlock | ToolReference | DocumentBlock | SearchResultBlock, Field(discriminator="type")]
 
 
-class ToolResultBlock(Fields):
+class ToolResultBlock(Cached):
     """A tool's result."""
 
     type: Literal["tool_result"]
     tool_use_id: Id
-    content: Text | Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: Text | Parts[ResultBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
 
-class UploadBlock(Fields):
+class UploadBlock(Cached):
     """A file for another server's code execution, dropped from the prompt."""
 
     type: Literal["container_upload"]
     file_id: Any = None
-    cache_control: CacheControl | None = None
 
 
 UserBlock = Annotated[
@@ -401,21 +392,21 @@ class UserTurn(Fields):
     """A user message, possibly with tool results."""
 
     role: Literal["user"]
-    content: Text | Annotated[list[UserBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    content: Text | SomeParts[UserBlock]
 
 
 class AssistantTurn(Fields):
     """An earlier answer. If it is the last message, it is continued."""
 
     role: Literal["assistant"]
-    content: Text | Annotated[list[AssistantBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
+    content: Text | Parts[AssistantBlock]
 
 
 class SystemTurn(Fields):
     """A system message within the conversation."""
 
     role: Literal["system"]
-    content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    content: Text | SomeParts[TextBlock]
 
 
 AnyTurn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -427,20 +418,19 @@ def _require_direct(callers: list[str]) -> list[str]:
     return callers
 
 
-class AnthropicTool(Fields):
+class AnthropicTool(Cached):
     """A function the model may call."""
 
     name: Name
     input_schema: dict[str, Any]
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: CacheControl | None = None
     defer_loading: bool | None = None
     allowed_callers: (
         Annotated[list[Name], Field(max_length=8, fail_fast=True), AfterValidator(_require_direct)] | None
     ) = None
-    input_examples: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    input_examples: Parts[dict[str, Any]] | None = None
     eager_input_streaming: Annotated[
         bool | None,
         hint(
@@ -518,18 +508,17 @@ class OutputConfig(Fields):
     format: OutputFormat | None = None
 
 
-class CountFields(Fields):
+class CountFields(Cached):
     """The body of POST /v1/messages/count_tokens."""
 
-    messages: Annotated[list[AnyTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: SomeMessages[AnyTurn]
     model: Label | None = None
-    system: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    system: Text | Parts[TextBlock] | None = None
     thinking: AnyThinking | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_LISTED_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     speed: Annotated[
         Literal["standard", "fast"] | None,

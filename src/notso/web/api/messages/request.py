@@ -51,6 +51,7 @@ from notso.web.api.messages.fields import (
 )
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
+    MAX_TOOLS,
     RequestHint,
     check_functions,
     find_hints,
@@ -62,7 +63,6 @@ from notso.web.api.request_fields.fields import (
     tool_options,
 )
 from notso.web.api.request_fields.sampling_fields import (
-    MAX_TOOLS,
     create_sampling_params,
     find_value,
     read_parameters,

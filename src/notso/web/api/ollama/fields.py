@@ -13,13 +13,16 @@ from pydantic import BeforeValidator, Field
 from notso.smollm3 import MAX_TOP_LOGPROBS, Grammar, Message, RequestOptions, SamplingParams, Tool, ToolCall
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
+    MAX_MESSAGES,
     Arguments,
+    Description,
     Fields,
     Id,
     Label,
     Name,
     Notes,
     Text,
+    Tools,
     check_functions,
     find_hints,
     hint,
@@ -34,8 +37,6 @@ from notso.web.api.request_fields.fields import (
     works,
 )
 from notso.web.api.request_fields.sampling_fields import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
     MIROSTAT_ADVICE,
     Whole,
     create_sampling_params,
@@ -134,7 +135,7 @@ class PastFunction(Fields):
     name: Name
     arguments: Arguments | None = None
     index: Any = None
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
 
 
 class PastCall(Fields):
@@ -151,7 +152,7 @@ class OllamaMessage(Fields):
     role: Role
     content: Text | None = None
     thinking: Text | None = None
-    tool_calls: Annotated[list[PastCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Tools[PastCall] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
     tool_call_id: Id | None = None
     images: EmptyList | None = None
@@ -161,7 +162,7 @@ class OllamaFunction(Fields):
     """A function the model may call; `parameters` is a JSON schema."""
 
     name: Name
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -191,7 +192,7 @@ class OllamaChatFields(AnswerFields):
     """The body of POST /api/chat."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools[OllamaTool] | None = None
 
 
 class GenerateFields(AnswerFields):

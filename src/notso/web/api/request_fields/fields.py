@@ -9,7 +9,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar
@@ -23,6 +23,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -145,12 +146,21 @@ _DECODER = json.JSONDecoder(
     object_pairs_hook=_reject_duplicates, parse_int=_integer, parse_float=_number, parse_constant=_constant
 )
 
+MAX_MESSAGES = 2048
 MAX_PARTS = 256
+MAX_TOOLS = 128
 MAX_SCHEMA_DEPTH = 32
 
+T = TypeVar("T")
+Parts = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
+SomeParts = Annotated[list[T], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+Tools = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
+SomeTools = Annotated[list[T], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+SomeMessages = Annotated[list[T], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, because some clients send empty strings
+Description = Annotated[str, Field(max_length=65_536)]
 Id = Text  # of a past call or item; empty on some servers, and over a thousand characters long on others
 
 
@@ -175,6 +185,21 @@ class Fields(StrictFields):
             for name, value in body.items()
             if name in known_names or (name in notes and not notes[name].is_accepted and not _is_neutral(value))
         }
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def with_fields(body: type[B], fields: Mapping[str, Any]) -> type[B]:
+    """Return a model with further fields, each given by its type. They may be omitted."""
+    own = {"__base__": body, "__module__": body.__module__, "__doc__": body.__doc__}
+    more = {name: (kind, None) for name, kind in fields.items()}
+    return create_model(body.__name__, **own, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def accepting(*names: str) -> Callable[[type[B]], type[B]]:
+    """Add fields of any type, so that they are not reported as ignored."""
+    return lambda body: with_fields(body, dict.fromkeys(names, Any))
 
 
 def wire_name(name: str, field: FieldInfo) -> str:
@@ -224,7 +249,7 @@ def to_arguments_text(arguments: Arguments | None) -> str:
     return arguments if isinstance(arguments, str) else ""
 
 
-Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+Content = Text | SomeParts[TextPart]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field
 
 from notso.smollm3 import (
     MAX_BREAKERS,
@@ -21,6 +21,7 @@ from notso.smollm3 import (
 )
 from notso.web.api.request_fields.fields import (
     DESCRIBES_CALLER,
+    B,
     Fields,
     Label,
     Name,
@@ -34,6 +35,7 @@ from notso.web.api.request_fields.fields import (
     schema_grammar,
     unsupported_field,
     wire_name,
+    with_fields,
     works,
 )
 from notso.web.edge.errors import api_error_of
@@ -143,21 +145,17 @@ def _parse_list(value: Any) -> Any:
         raise ValueError("it should be a list of strings") from None
 
 
-B = TypeVar("B", bound=BaseModel)
-
-
 def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
     """Add an API's sampling parameters to a body, except those that the body declares."""
 
     def extended(body: type[B]) -> type[B]:
         fields = {
-            name: (_kind(parameter) | None, None)
+            name: _kind(parameter) | None
             for parameter in PARAMETERS.values()
             for name in parameter.names(api)
             if name not in body.model_fields
         }
-        own = {"__base__": body, "__module__": body.__module__, "__doc__": body.__doc__}
-        return create_model(body.__name__, **own, **fields)  # type: ignore[call-overload, no-any-return]
+        return with_fields(body, fields)
 
     return extended
 
@@ -335,8 +333,6 @@ def _wrap_seed(seed: int) -> int:
     return seed if seed < 1 << 64 else seed - (1 << 64)
 
 
-MAX_MESSAGES = 2048
-MAX_TOOLS = 128
 MAX_PROMPTS = 64
 MAX_PROMPT_IDS = 1 << 18
 MAX_GRAMMAR_CHOICES = 1_000

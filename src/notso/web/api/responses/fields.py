@@ -13,9 +13,9 @@ from notso.web.api.request_fields.fields import (
     DESCRIBES_CALLER,
     EFFORT_ADVICE,
     EFFORTS,
-    MAX_PARTS,
     ONE_TIER,
     STRICT_TOOL,
+    Description,
     Effort,
     Fields,
     Id,
@@ -23,9 +23,14 @@ from notso.web.api.request_fields.fields import (
     Name,
     Note,
     Notes,
+    Parts,
     RefusalPart,
+    SomeMessages,
+    SomeTools,
     Text,
+    Tools,
     Verbosity,
+    accepting,
     hint,
     inert,
     later,
@@ -34,7 +39,7 @@ from notso.web.api.request_fields.fields import (
     verbosity_hint,
     works,
 )
-from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
+from notso.web.api.request_fields.sampling_fields import Whole, sampling_notes, with_sampling
 from notso.web.api.shared.vector_search import MAX_RESULTS, RANKING_NOTES, RankingOptions
 from notso.web.values.strict_fields import limit_entries
 
@@ -66,21 +71,22 @@ class InputText(Fields):
     logprobs: list[Any] | None = None
 
 
-Parts = Annotated[
-    list[Annotated[InputText | RefusalPart, Field(discriminator="type")]], Field(max_length=MAX_PARTS, fail_fast=True)
-]
-ItemContent = Text | Annotated[Parts, Field(min_length=1)]
+TextParts = Parts[Annotated[InputText | RefusalPart, Field(discriminator="type")]]
+ItemContent = Text | Annotated[TextParts, Field(min_length=1)]
 Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
-class MessageItem(Fields):
+class IdentifiedItem(Fields):
+    id: Id | None = None
+    status: Status = None
+
+
+class MessageItem(IdentifiedItem):
     """A message of any role."""
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
     content: ItemContent
-    id: Id | None = None
-    status: Status = None
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -94,20 +100,18 @@ class ReasoningText(Fields):
 _SUMMARY = hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto", done=([],))
 
 
-class ReasoningItem(Fields):
+class ReasoningItem(IdentifiedItem):
     """Earlier reasoning. If tool calls follow, it stays in the prompt until the next user message."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, _SUMMARY] = None
-    id: Id | None = None
-    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: Parts[ReasoningText] | None = None
     encrypted_content: Annotated[Text | None, hint("reasoning is returned unencrypted, in `content`", done=("",))] = (
         None
     )
-    status: Status = None
 
 
-class CallItem(Fields):
+class CallItem(IdentifiedItem):
     """A past call."""
 
     type: Literal["function_call"]
@@ -115,11 +119,9 @@ class CallItem(Fields):
     name: Name
     arguments: Text
     namespace: Name | None = None
-    id: Id | None = None
-    status: Status = None
 
 
-class CustomCallItem(Fields):
+class CustomCallItem(IdentifiedItem):
     """A past call of a tool that takes a text."""
 
     type: Literal["custom_tool_call"]
@@ -127,18 +129,14 @@ class CustomCallItem(Fields):
     name: Name
     input: Text
     namespace: Name | None = None
-    id: Id | None = None
-    status: Status = None
 
 
-class CallOutputItem(Fields):
+class CallOutputItem(IdentifiedItem):
     """A tool's result."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Id
-    output: Text | Parts
-    id: Id | None = None
-    status: Status = None
+    output: Text | TextParts
 
 
 class SearchCallItem(Fields):
@@ -160,6 +158,12 @@ class WebSearchCallItem(Fields):
     status: Literal["in_progress", "searching", "completed", "failed"] | None = None
 
 
+# All fields of these items are declared, so that only the type is reported as ignored.
+@accepting(
+    *("id", "status", "call_id", "code", "container_id", "outputs", "result", "revised_prompt", "action", "background"),
+    *("output_format", "quality", "size", "server_label", "tools", "error", "name", "arguments", "output"),
+    *("approval_request_id", "approve", "reason", "execution"),
+)
 class ServerItem(Fields):
     """An item of a tool that another server ran, dropped from the prompt."""
 
@@ -173,30 +177,6 @@ class ServerItem(Fields):
         "tool_search_call",
         "tool_search_output",
     ]
-    # All fields of these items are declared, so that only the type is reported as ignored.
-    id: Any = None
-    status: Any = None
-    call_id: Any = None
-    code: Any = None
-    container_id: Any = None
-    outputs: Any = None
-    result: Any = None
-    revised_prompt: Any = None
-    action: Any = None
-    background: Any = None
-    output_format: Any = None
-    quality: Any = None
-    size: Any = None
-    server_label: Any = None
-    tools: Any = None
-    error: Any = None
-    name: Any = None
-    arguments: Any = None
-    output: Any = None
-    approval_request_id: Any = None
-    approve: Any = None
-    reason: Any = None
-    execution: Any = None
 
 
 class ItemReference(Fields):
@@ -224,7 +204,7 @@ class FunctionTool(Fields):
 
     type: Literal["function"]
     name: Name
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -234,8 +214,8 @@ class NamespaceTool(Fields):
 
     type: Literal["namespace"]
     name: Name
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    tools: Tools[FunctionTool]
+    description: Description | None = None
 
 
 class WebSearchTool(Fields):
@@ -282,10 +262,7 @@ class AllowedToolsChoice(Fields):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[Annotated[FunctionChoice | SearchChoice, Field(discriminator="type")]],
-        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
-    ]
+    tools: SomeTools[Annotated[FunctionChoice | SearchChoice, Field(discriminator="type")]]
 
 
 class PlainFormat(Fields):
@@ -306,7 +283,7 @@ class SchemaFormat(Fields):
     type: Literal["json_schema"]
     name: Name
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     strict: bool | None = None
 
 
@@ -347,11 +324,11 @@ class ResponseStreamOptions(Fields):
 class InputTokenFields(Fields):
     """The body of POST /v1/responses/input_tokens."""
 
-    input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    input: Text | SomeMessages[AnyItem]
     model: Label | None = None
     instructions: Text | None = None
     previous_response_id: Label | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | SearchChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

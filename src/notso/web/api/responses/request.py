@@ -13,6 +13,7 @@ from notso.documents.passages import estimated_tokens
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolName
 from notso.web.api.request_fields.fields import (
     EFFORT_BUDGETS,
+    MAX_TOOLS,
     RequestHint,
     check_functions,
     find_hints,
@@ -25,7 +26,6 @@ from notso.web.api.request_fields.fields import (
     tool_options,
 )
 from notso.web.api.request_fields.sampling_fields import (
-    MAX_TOOLS,
     create_sampling_params,
     read_parameters,
     sampling_names,
