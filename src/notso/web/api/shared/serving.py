@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import Event, InvalidRequestError, ModelError, ModelInfo, NotsoError, Priority
+from notso.smollm3 import Event, InvalidRequestError, ModelError, ModelInfo, NotsoError
 from notso.web.api.request_fields.fields import (
     REPAIRED,
     Notes,
@@ -238,9 +238,8 @@ async def respond(
     """
     services, owner = api_services(request), owner_of(request)
     host, choice = services.shared.engine, await resolve_model_choice(services, api_request.model)
-    choices, n, conversation = len(list(api_request.choices)), len(api_request.params), conversation_name(request)
-    receipt_form = requested_receipt(request)
-    running = _admit(services, owner, choices)
+    conversation, receipt_form = conversation_name(request), requested_receipt(request)
+    running = _admit(services, owner, len(list(api_request.choices)))
     try:
         engine = await _load_engine(running, choice)
         info = reported_model_info(host, choice, engine.info)
@@ -248,44 +247,24 @@ async def respond(
         await _check_prompts(request, api_request, engine)
         if api_request.keep_alive_s is not None:
             host.keep(host.model(choice.model), api_request.keep_alive_s)
-        # Only n (answers per prompt) is limited to max_num_seqs. Further prompts wait in the engine's queue.
-        if n > info.max_num_seqs:
-            raise invalid_field("n", f"n must be at most {info.max_num_seqs} on this server")
-        if choices > max(MAX_CHOICES, n):
-            raise invalid_field("n", f"n times the number of prompts exceeds {MAX_CHOICES}")
-        check_work(info, api_request)
-        if conversation is not None and n > 1:
-            raise invalid_field("n", "n must be 1 with X-Conversation-Id")
-        if conversation is not None and choices > 1:
-            raise invalid_field("prompt", "only one prompt is allowed with X-Conversation-Id")
+        _check_choices(api_request, info, conversation)
         serializer = serializer_of(info)
         running.name = serializer.id
         if api_request.background:
-            if conversation is not None:
-                raise invalid_field(CONVERSATION, "X-Conversation-Id cannot be combined with background")
             conversation = serializer.id
-        cache_owner = secrets.token_hex(16) if api_request.fresh else owner  # a random owner has no cached prompts
-        priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
-        stored_id = serializer.id if api_request.store else None
-        options = replace(
-            api_request.options, owner=cache_owner, priority=priority, conversation=stored_id, adapter=choice.adapter
-        )
-
-        submissions = tuple(Submission(prompt, params, options) for prompt, params in api_request.choices)
-        unfinished = resumed_response(request)
+        submissions = _submissions(request, api_request, serializer.id, choice.adapter)
         is_stored_stream = api_request.keep_stream and conversation is not None
         survives_restart = is_stored_stream or (api_request.background and api_request.store)
         if survives_restart:  # the response continues after a restart, from its recorded tokens
-            submissions = (with_replay(submissions[0], unfinished),)
+            submissions = (with_replay(submissions[0], resumed_response(request)),)
         if receipt_form is not None:
             submissions = tuple(map(with_seed_and_token_ids, submissions))
             serializer = ReceiptSerializer(serializer, engine, submissions, receipt_form)
-        submit = Submissions(submissions)
 
         async def begin() -> dict[str, str]:
             # Returns the response's headers. Rejects invalid requests now, because the status code cannot change after
             # the first byte.
-            await running.begin(submit, lambda work: run_prompt_work(request, work))
+            await running.begin(Submissions(submissions), lambda work: run_prompt_work(request, work))
             # `running.begin` comes first, because its errors name the field of an invalid schema. The headers are built
             # here and not after the `try`, so that `running` is closed if the queue of `run_prompt_work` is full.
             return await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
@@ -307,24 +286,59 @@ async def respond(
             raise _prompt_error(error, api_request) from error
         raise
     _release_body(request)
-    events = sse_events(running, serializer, request.scope)
-    response: Response
     with api_errors(api_request.names):
-        if conversation is None and api_request.stream:
-            response = EventStream(events, running.close)
-        elif conversation is None:
-            try:
-                response = await _unless_disconnected(request, respond_whole(running, serializer))
-            finally:
-                running.close()
-        elif api_request.stream:
-            response = EventStream(number_events(events, 0, serializer.ping), lambda: None)
-        elif api_request.background:
-            response = JSONResponse(serializer.body())
-        else:
-            response = await respond_whole(running, serializer)
+        response = await _response(request, api_request, running, serializer, is_resumable=conversation is not None)
     response.headers.update(headers)
     return response
+
+
+def _check_choices(api_request: ApiRequest, info: ModelInfo, conversation: str | None) -> None:
+    choices, n = len(list(api_request.choices)), len(api_request.params)
+    # Only n (answers per prompt) is limited to max_num_seqs. Further prompts wait in the engine's queue.
+    if n > info.max_num_seqs:
+        raise invalid_field("n", f"n must be at most {info.max_num_seqs} on this server")
+    if choices > max(MAX_CHOICES, n):
+        raise invalid_field("n", f"n times the number of prompts exceeds {MAX_CHOICES}")
+    check_work(info, api_request)
+    if conversation is None:
+        return
+    if n > 1:
+        raise invalid_field("n", "n must be 1 with X-Conversation-Id")
+    if choices > 1:
+        raise invalid_field("prompt", "only one prompt is allowed with X-Conversation-Id")
+    if api_request.background:
+        raise invalid_field(CONVERSATION, "X-Conversation-Id cannot be combined with background")
+
+
+def _submissions(
+    request: Request, api_request: ApiRequest, answer_id: str, adapter: str | None
+) -> tuple[Submission, ...]:
+    options = replace(
+        api_request.options,
+        owner=secrets.token_hex(16) if api_request.fresh else owner_of(request),  # a random owner has no cached prompts
+        priority="background" if request.scope.get(BACKGROUND) else "api",
+        conversation=answer_id if api_request.store else None,
+        adapter=adapter,
+    )
+    return tuple(Submission(prompt, params, options) for prompt, params in api_request.choices)
+
+
+async def _response(
+    request: Request, api_request: ApiRequest, running: RunningRequest, serializer: Serializer, *, is_resumable: bool
+) -> Response:
+    if api_request.stream:
+        events = sse_events(running, serializer, request.scope)
+        if is_resumable:
+            return EventStream(number_events(events, 0, serializer.ping), lambda: None)
+        return EventStream(events, running.close)
+    if api_request.background:
+        return JSONResponse(serializer.body())
+    if is_resumable:
+        return await respond_whole(running, serializer)
+    try:
+        return await _unless_disconnected(request, respond_whole(running, serializer))
+    finally:
+        running.close()
 
 
 def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) -> ApiError:
@@ -466,11 +480,9 @@ async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[M
 
 async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
     services, owner = api_services(request), owner_of(request)
-    priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
     results: list[list[Event]] = []
     async with serving(services, api_request.model) as model:
-        options = replace(api_request.options, owner=owner, priority=priority, adapter=model.choice.adapter)
-        submissions = [Submission(prompt, params, options) for prompt, params in api_request.choices]
+        submissions = _submissions(request, api_request, "", model.choice.adapter)
         await _check_prompts(request, api_request, model.engine)
         while len(results) < len(submissions):
             group = submissions[len(results) : len(results) + model.info.max_num_seqs]
@@ -478,7 +490,7 @@ async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tupl
             try:
                 await _load_engine(running, model.choice)
                 try:
-                    await running.begin(Submissions(tuple(group)), lambda work: run_prompt_work(request, work))
+                    await running.begin(Submissions(group), lambda work: run_prompt_work(request, work))
                 except InvalidRequestError as error:
                     raise _prompt_error(error, api_request, len(results)) from error
                 events: list[list[Event]] = [[] for _ in group]
