@@ -11,15 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import (
-    MAX_TOP_LOGPROBS,
-    Grammar,
-    Message,
-    RequestOptions,
-    ToolCall,
-    ToolName,
-    thinking_set_by,
-)
+from notso.smollm3 import MAX_TOP_LOGPROBS, Grammar, Message, RequestOptions, ToolCall, ToolName, thinking_set_by
 from notso.web.api.request_fields.fields import (
     CACHED_AS_LONG_AS_POSSIBLE,
     DESCRIBES_CALLER,

@@ -13,7 +13,7 @@ from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import Fields, Name, invalid_field, to_printable, unsupported_field
 from notso.web.api.shared.background import response_identity
-from notso.web.api.shared.completion import Completion, fingerprint, logprobs_body, new_choice, timings
+from notso.web.api.shared.completion import Completion, fingerprint, logprobs_body, timings
 from notso.web.api.shared.given_documents import read_openai_request
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import ChunkSerializer, progress_body
@@ -97,16 +97,13 @@ async def _find_stream(request: Request, services: ApiServices, owner: str) -> R
 
 class ChatSerializer(ChunkSerializer):
     def __init__(self, api_request: ChatRequest, completion: Completion) -> None:
-        choices = [
-            new_choice(
-                raw_thinking=api_request.raw_thinking,
-                hides_reasoning=api_request.hides_reasoning,
-                logprobs=api_request.options.top_logprobs is not None,
-                live_timings=api_request.timings_per_token,
-            )
-            for _ in api_request.choices
-        ]
-        super().__init__(api_request, completion, choices, "chat.completion.chunk")
+        super().__init__(
+            api_request,
+            completion,
+            "chat.completion.chunk",
+            raw_thinking=api_request.raw_thinking,
+            hides_reasoning=api_request.hides_reasoning,
+        )
         self._request = api_request
 
     def fresh_copy(self) -> ChatSerializer:

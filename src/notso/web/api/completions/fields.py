@@ -41,7 +41,6 @@ from notso.web.api.shared.completion import (
     count_characters,
     fingerprint,
     legacy_logprobs,
-    new_choice,
     new_id,
     timings,
 )
@@ -155,11 +154,7 @@ class TextSerializer(ChunkSerializer):
         texts = api_request.texts if api_request.echo else ("",) * len(api_request.texts)
         self._echoed_texts = [text for text in texts for _ in api_request.params]
         self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed_texts]
-        has_logprobs = api_request.options.top_logprobs is not None
-        choices = [
-            new_choice(logprobs=has_logprobs, live_timings=api_request.timings_per_token) for _ in self._echoed_texts
-        ]
-        super().__init__(api_request, completion, choices, "text_completion")
+        super().__init__(api_request, completion, "text_completion")
         self._request = api_request
 
     def fresh_copy(self) -> TextSerializer:

@@ -33,14 +33,7 @@ from notso.web.api.ollama.fields import (
 from notso.web.api.request_fields.fields import invalid_field, unsupported_field
 from notso.web.api.request_fields.sampling_fields import sampling_names
 from notso.web.api.shared.api_request import ignored_headers
-from notso.web.api.shared.completion import (
-    Choice,
-    fingerprint,
-    logprob_entries,
-    new_choice,
-    new_id,
-    parse_arguments,
-)
+from notso.web.api.shared.completion import Choice, fingerprint, logprob_entries, new_choice, new_id, parse_arguments
 from notso.web.api.shared.embedding import EmbeddingRequest, Embeddings, compute_embeddings
 from notso.web.api.shared.listing import NANOSECONDS_PER_SECOND, modified_ns
 from notso.web.api.shared.serializer import Serializer, as_json, large_response

@@ -25,11 +25,7 @@ from notso.web.api.request_fields.fields import (
     to_arguments_text,
     tool_options,
 )
-from notso.web.api.request_fields.sampling_fields import (
-    create_sampling_params,
-    read_parameters,
-    sampling_names,
-)
+from notso.web.api.request_fields.sampling_fields import create_sampling_params, read_parameters, sampling_names
 from notso.web.api.responses.fields import (
     DEFAULT_RESULTS,
     INPUT_TOKEN_NOTES,

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from notso.smollm3 import Event, Progress
 from notso.web.api.shared.api_request import ApiRequest
-from notso.web.api.shared.completion import Choice, Completion, usage_body
+from notso.web.api.shared.completion import Completion, new_choice, usage_body
 from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
@@ -67,13 +67,14 @@ class Serializer(Protocol):
 class ChunkSerializer(Serializer):
     """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
 
-    def __init__(self, api_request: ApiRequest, completion: Completion, choices: list[Choice], kind: str) -> None:
+    def __init__(self, api_request: ApiRequest, completion: Completion, kind: str, **choice_options: bool) -> None:
         self.id = completion.id
         self._completion = completion
-        self._choices = choices
         self._head = completion.head(kind)
         self._include_usage = api_request.include_usage
         self._has_logprobs = api_request.options.top_logprobs is not None
+        choice_options |= {"logprobs": self._has_logprobs, "live_timings": api_request.timings_per_token}
+        self._choices = [new_choice(**choice_options) for _ in api_request.choices]
         self._prompt_count = len(api_request.prompts)
 
     def closing_events(self) -> Iterator[bytes]:
