@@ -470,13 +470,14 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     if effort is not None and enabled is not None and enabled == (effort == "none"):
         raise invalid_field(effort_field, f"{effort_field} and {switch} contradict each other")
     thinking = effort != "none" if effort is not None else enabled is not False
+    budget_field, budget = find_value({name: getattr(fields, name) for name in BUDGETS})
     budgets = {
-        next((name for name in BUDGETS if getattr(fields, name) is not None), ""): get_by_alias(fields, *BUDGETS),
+        budget_field: budget,
         "thinking.budget_tokens": options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         "reasoning.max_tokens": reasoning.max_tokens if reasoning else None,
     }
-    given = {name: value for name, value in budgets.items() if value != NO_BUDGET}
-    _, budget = find_value(given, "contradict each other")
+    chosen = {name: value for name, value in budgets.items() if value != NO_BUDGET}
+    _, budget = find_value(chosen, "contradict each other")
     if budget is None:
         budget = EFFORT_BUDGETS.get(effort or "")
     return thinking, budget if thinking else None

@@ -306,10 +306,7 @@ class RedactedBlock(Fields):
 
 
 # All fields of these blocks are declared, so that only the type is reported as ignored.
-@accepting(
-    *("id", "tool_use_id", "name", "server_name", "input", "content", "is_error", "tools", "file_id", "caller"),
-    *("to", "trigger"),
-)
+@accepting("id tool_use_id name server_name input content is_error tools file_id caller to trigger")
 class ServerBlock(Cached):
     """A block of another server's tool, dropped from the prompt."""
 

@@ -23,6 +23,7 @@ from notso.web.api.request_fields.fields import (
     Notes,
     Text,
     Tools,
+    accepting,
     check_functions,
     find_hints,
     hint,
@@ -63,6 +64,11 @@ _OFF = "remove this field; use top_p, top_k or min_p"
 
 
 @with_sampling("ollama")
+@accepting(
+    "num_batch num_gpu main_gpu num_thread use_mmap use_mlock low_vram f16_kv logits_all vocab_only embedding_only "
+    "numa draft_num_predict",
+    Annotated[Ignored, _SET_UP],
+)
 class OptionFields(Fields):
     """Sampling and runtime options; the engine checks sampler ranges."""
 
@@ -73,24 +79,11 @@ class OptionFields(Fields):
     penalize_newline: Annotated[
         Literal[True] | None, inert("true: a newline is penalized like any other token", "remove this field")
     ] = None
-    # The following fields are ignored. Most of them configure the machine's resources, which the server manages itself.
+    # These fields are ignored, like those that are added above: the server manages the machine's resources itself.
     num_ctx: Annotated[Ignored, hint("the server sets the context length (`--context`)")] = None
     num_keep: Annotated[Ignored, hint("prompts are never truncated")] = None
     mirostat_tau: Annotated[Ignored, _NO_MIROSTAT] = None
     mirostat_eta: Annotated[Ignored, _NO_MIROSTAT] = None
-    num_batch: Annotated[Ignored, _SET_UP] = None
-    num_gpu: Annotated[Ignored, _SET_UP] = None
-    main_gpu: Annotated[Ignored, _SET_UP] = None
-    num_thread: Annotated[Ignored, _SET_UP] = None
-    use_mmap: Annotated[Ignored, _SET_UP] = None
-    use_mlock: Annotated[Ignored, _SET_UP] = None
-    low_vram: Annotated[Ignored, _SET_UP] = None
-    f16_kv: Annotated[Ignored, _SET_UP] = None
-    logits_all: Annotated[Ignored, _SET_UP] = None
-    vocab_only: Annotated[Ignored, _SET_UP] = None
-    embedding_only: Annotated[Ignored, _SET_UP] = None
-    numa: Annotated[Ignored, _SET_UP] = None
-    draft_num_predict: Annotated[Ignored, _SET_UP] = None
 
 
 OPTION_NOTES: Notes = sampling_notes("ollama") | notes_in(OptionFields)

@@ -160,9 +160,8 @@ class WebSearchCallItem(Fields):
 
 # All fields of these items are declared, so that only the type is reported as ignored.
 @accepting(
-    *("id", "status", "call_id", "code", "container_id", "outputs", "result", "revised_prompt", "action", "background"),
-    *("output_format", "quality", "size", "server_label", "tools", "error", "name", "arguments", "output"),
-    *("approval_request_id", "approve", "reason", "execution"),
+    "id status call_id code container_id outputs result revised_prompt action background output_format quality size "
+    "server_label tools error name arguments output approval_request_id approve reason execution"
 )
 class ServerItem(Fields):
     """An item of a tool that another server ran, dropped from the prompt."""
