@@ -600,6 +600,12 @@ def test_other_endpoints_name_ignored_fields(shared: Any, path: str, body: dict[
     assert sorted(answer.headers[IGNORED].split(", ")) == sorted(named.split(", "))
 
 
+def test_ignored_field_is_named_after_other_items_of_a_list(shared: Any) -> None:
+    body = {"prompt": ["one", {"prompt_string": "two", "odd": 1}], "n_predict": 1}
+    answer = shared.client.post("/completion", json=body)
+    assert answer.status_code == 200 and answer.headers[IGNORED] == "prompt.odd", answer.text
+
+
 def test_strict_fields_applies_to_other_endpoints(start: Start) -> None:
     server = start(ScriptedEngine(), strict_fields=True).ready()
     for path, body, named in OTHER_ENDPOINTS:

@@ -500,7 +500,8 @@ def reject_hints(hints: Iterable[RequestHint]) -> None:
 
 
 def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
-    if isinstance(value, list) and value and isinstance(value[0], BaseModel) and isinstance(raw, list):
+    # Lists that begin with a number contain no objects, but may have hundreds of thousands of token ids.
+    if isinstance(value, list) and isinstance(raw, list) and not (value and isinstance(value[0], int)):
         for index, (each, raw_value) in enumerate(zip(value, raw, strict=False)):
             for path, describes_caller in _hints(each, raw_value):
                 yield (index, *path), describes_caller
