@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any
@@ -293,16 +293,6 @@ def _request(
     )
 
 
-def _left_out(fields: CountFields) -> Iterable[RequestHint]:
-    # The prompt omits the blocks of server tools, and upload blocks. The response names each omitted type.
-    return hints_of_types(
-        (f"messages.{number}.content.{at}", block.type)
-        for number, turn in enumerate(fields.messages)
-        for at, block in enumerate(() if isinstance(turn.content, str) else turn.content)
-        if isinstance(block, ServerBlock | UploadBlock)
-    )
-
-
 def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
     # Returns the format, and the name of the field that contains the schema.
     newer = fields.output_config.format if fields.output_config else None
@@ -319,7 +309,14 @@ def _budget(fields: CountFields) -> int | None:
 
 
 def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
-    hints = (*find_hints(fields, body), *_left_out(fields))
+    # The prompt omits the blocks of server tools, and upload blocks. The response names each omitted type.
+    left_out = hints_of_types(
+        (f"messages.{number}.content.{at}", block.type)
+        for number, turn in enumerate(fields.messages)
+        for at, block in enumerate(() if isinstance(turn.content, str) else turn.content)
+        if isinstance(block, ServerBlock | UploadBlock)
+    )
+    hints = (*find_hints(fields, body), *left_out)
     has_effort = fields.output_config is not None and fields.output_config.effort is not None
     if not has_effort or isinstance(fields.thinking, ThinkingAdaptive):
         return hints
