@@ -110,6 +110,17 @@ class SearchMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class EndingHints:
+    """Facts about a grammar that shorten searches, and results of earlier searches."""
+
+    tags: Sequence[int] = ()  # control tokens of the grammar
+    names: Sequence[bytes] = ()  # `"NAME":` of required members
+    orders: Sequence[dict[bytes, int]] = ()  # for each object, positions of members by name
+    texts: Sequence[bytes] = ()  # ends of strings, shortest first
+    memory: SearchMemory = field(default_factory=SearchMemory)
+
+
+@dataclass(frozen=True, slots=True)
 class _Node:
     # A continuation of the answer.
     matcher: MatcherProtocol
@@ -146,25 +157,15 @@ class ShortestEndingSearch:
         matcher: MatcherProtocol,
         most: int,
         steps: int,
+        hints: EndingHints,
         *,
         in_string: bool = False,
         escaped: bool = False,
-        tags: Sequence[int] = (),
-        names: Sequence[bytes] = (),
-        orders: Sequence[dict[bytes, int]] = (),
-        texts: Sequence[bytes] = (),
-        memory: SearchMemory | None = None,
         earlier_ending: bytes = b"",
     ) -> tuple[list[int] | None, int]:
         """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken."""
         # in_string, escaped: the text ends inside a JSON string, or after a backslash.
-        # tags: control tokens of the grammar.
-        # names: `"NAME":` of required members.
-        # orders: for each object, positions of members by name.
-        # texts: ends of strings, shortest first.
-        # memory: results of earlier searches in this grammar.
         # earlier_ending: an ending whose suffixes are tried first.
-        memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
         queue: list[tuple[int, float, int, int, _Node]] = [(0, 0.0, 0, next(ticket), start)]
@@ -181,7 +182,7 @@ class ShortestEndingSearch:
             for suffix in suffixes if taken <= NEAR else ():
                 if (end := self._try_suffix(node, suffix)) is not None and end.costs[-1] <= most:
                     return self._tokens_for(end.text, end.costs), taken
-            for each in self._successors(node, tags, names, orders, texts, memory, seen):
+            for each in self._successors(node, hints, seen):
                 if each.costs[-1] <= most + 2 or each.costs[-1] >= _UNREACHABLE:
                     heapq.heappush(queue, (_detours(each), _estimate(each), -len(each.text), next(ticket), each))
         return None, taken
@@ -210,19 +211,10 @@ class ShortestEndingSearch:
     def spell(self, text: bytes) -> list[int]:
         return self._tokens_for(text, self._extend_costs([0], text))
 
-    def _successors(
-        self,
-        node: _Node,
-        tags: Sequence[int],
-        names: Sequence[bytes],
-        orders: Sequence[dict[bytes, int]],
-        texts: Sequence[bytes],
-        memory: SearchMemory,
-        seen: dict[tuple[object, ...], float],
-    ) -> Iterator[_Node]:
-        place = node.place
+    def _successors(self, node: _Node, hints: EndingHints, seen: dict[tuple[object, ...], float]) -> Iterator[_Node]:
+        place, kinds = node.place, hints.memory.kinds
         is_name = not place.in_string and not place.run
-        name_nodes = self._required_name_nodes(node, names, orders) if is_name else []
+        name_nodes = self._required_name_nodes(node, hints) if is_name else []
         forced = bytes(node.matcher.compute_ff_bytes()).partition(b"\xff")[0]
         if forced:
             next_node = self._node_after(node, _NAME_BEGINS.split(forced, maxsplit=1)[0])
@@ -238,7 +230,7 @@ class ShortestEndingSearch:
         if seen.get(key, math.inf) <= cost:
             return
         seen[key] = cost
-        for tag in tags:
+        for tag in hints.tags:
             if bits[tag >> 3] >> (tag & 7) & 1:
                 yield from self._child_nodes(node, b"\xff[%d]" % tag, [tag])
         allowed = (np.frombuffer(bits, np.uint8)[self._byte_ids >> 3] >> (self._byte_ids & 7)) & 1
@@ -251,12 +243,12 @@ class ShortestEndingSearch:
             ends, others = [_COMMA], [byte for byte in allowed_bytes if byte != _COMMA][:FEW_OTHERS]
         else:
             if place.in_string:
-                name_nodes += self._finish_string(node, kind, texts, memory)
+                name_nodes += self._finish_string(node, kind, hints)
             yield from name_nodes
             # Classes are reused only in strings, because numbers with equal masks may continue differently.
-            if kind not in memory.kinds or not place.in_string:
-                memory.kinds[kind] = self._byte_classes(node, allowed_bytes)
-            ends, others = list(memory.kinds[kind]), []
+            if kind not in kinds or not place.in_string:
+                kinds[kind] = self._byte_classes(node, allowed_bytes)
+            ends, others = list(kinds[kind]), []
             if name_nodes:
                 ends, others = [], ends
         for byte in ends:
@@ -264,28 +256,27 @@ class ShortestEndingSearch:
         for byte in others:
             yield from self._child_nodes(node, bytes([byte]), [self._single[byte]], detours=1)
 
-    def _required_name_nodes(
-        self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]
-    ) -> list[_Node]:
+    def _required_name_nodes(self, node: _Node, hints: EndingHints) -> list[_Node]:
         # Returns a node for each required name that can come next. Of several such names in one object's order, only
         # the last is used. Members must be in this order, so if the last can come next, the others are not required
         # here.
-        nodes = {name: each for name in names if (each := self._node_after(node, name)) is not None}
+        nodes = {name: each for name in hints.names if (each := self._node_after(node, name)) is not None}
         if len(nodes) > 1:
-            lasts = {max(nodes, key=order.__getitem__) for order in orders if nodes.keys() <= order.keys()}
+            lasts = {max(nodes, key=order.__getitem__) for order in hints.orders if nodes.keys() <= order.keys()}
             if lasts:
                 return [each for name, each in nodes.items() if name in lasts]
         return list(nodes.values())
 
-    def _finish_string(self, node: _Node, kind: int, texts: Sequence[bytes], memory: SearchMemory) -> list[_Node]:
-        stored = memory.ends.get(kind, b"")
+    def _finish_string(self, node: _Node, kind: int, hints: EndingHints) -> list[_Node]:
+        ends = hints.memory.ends
+        stored = ends.get(kind, b"")
         if stored is None:
             return []
-        for text in (stored, *texts) if stored else texts:
+        for text in (stored, *hints.texts) if stored else hints.texts:
             if (next_node := self._node_after(node, text)) is not None:
-                memory.ends[kind] = text
+                ends[kind] = text
                 return [next_node]
-        memory.ends[kind] = None
+        ends[kind] = None
         return []
 
     def _byte_classes(self, node: _Node, allowed_bytes: list[int]) -> tuple[int, ...]:

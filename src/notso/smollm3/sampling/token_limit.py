@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.sampling.schemas.patterns import shortest_match
-from notso.smollm3.sampling.shortest_end import MatcherProtocol, SearchMemory, ShortestEndingSearch
+from notso.smollm3.sampling.shortest_end import EndingHints, MatcherProtocol, SearchMemory, ShortestEndingSearch
 from notso.smollm3.text.tokenizer import Tokenizer
 
 # The following constants are used in estimates.
@@ -409,13 +409,9 @@ class TokenLimit:
             matcher,
             most,
             steps,
+            EndingHints(self._tags, self._extent.names, self._extent.orders, self._string_ends, self._memory),
             in_string=state.in_string,
             escaped=state.escaped,
-            tags=self._tags,
-            names=self._extent.names,
-            orders=self._extent.orders,
-            texts=self._string_ends,
-            memory=self._memory,
             earlier_ending=b"" if earlier is None or self._has_tags(earlier) else earlier.text,
         )
         self._spent += spent
