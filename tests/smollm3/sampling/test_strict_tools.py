@@ -13,7 +13,7 @@ import pytest
 
 from notso.smollm3 import Engine, Event, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.output.tool_parser import ToolCallParser
-from notso.smollm3.sampling.grammar import GrammarCompiler
+from notso.smollm3.sampling.grammar import GrammarCompiler, Matcher
 from notso.smollm3.sampling.structured_output import CALL_TAG, StructuredOutput, structured_output_for
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import ToolCall
@@ -134,6 +134,19 @@ def test_call_tag_in_plain_text_cannot_be_completed(
         finishes = small_tokenizer.token_bytes(token).startswith(CALL_TAG[cut:].encode())
         if token not in small_tokenizer.special_ids:
             assert bool(left[token] == -np.inf) == finishes
+
+
+def test_masked_tokens_stay_masked_near_the_limit_of_a_call(
+    grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin may have masked some of the tokens that begin the shortest ending."""
+    structured_output = guide_of(small_tokenizer, grammars, "<tool_call>")
+    monkeypatch.setattr(Matcher, "remaining_choices", lambda *_: np.array([3, 5]))
+    logits = np.full(small_tokenizer.vocab_size, -9, np.float32)
+    logits[3] = -np.inf
+    assert np.flatnonzero(np.isfinite(structured_output.narrow(logits, 7, 2))).tolist() == [5]
+    logits[5] = -np.inf
+    assert np.flatnonzero(np.isfinite(structured_output.narrow(logits, 7, 2))).tolist() == [3, 5]
 
 
 def test_continued_call_follows_the_schema_of_its_tool(grammars: GrammarCompiler, small_tokenizer: Tokenizer) -> None:

@@ -82,14 +82,9 @@ class StructuredOutput:
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         """Return logits (V,) with forbidden tokens masked. Raises InvalidRequestError."""
-        restricted = logits.copy()
-        restricted[self._masked] = -np.inf
-        if self._matcher is None:
-            return restricted
-        if in_reasoning:
+        if self._matcher is None or in_reasoning:
             self._may_think = False
-            restricted[self._ends] = -np.inf
-            return restricted
+            return _mask(logits, self._masked if self._matcher is None else [*self._masked, *self._ends])
         allowed = self._matcher.allowed()
         if self._fields is not None:
             allowed = self._fields.narrow(allowed, logits)
@@ -98,9 +93,8 @@ class StructuredOutput:
             allowed[open_id] = True
         if self._after_close and self._newline is not None:
             allowed[self._newline] = True
-        np.copyto(restricted[: len(allowed)], -np.inf, where=~allowed)
-        restricted[len(allowed) :] = -np.inf
-        return restricted
+        allowed[self._masked] = False
+        return _keep(logits, allowed)
 
     @property
     def is_whole(self) -> bool:
@@ -130,11 +124,7 @@ class StructuredOutput:
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
         """Narrow the logits (V,) of `restrict` after `permits` has rejected `token`."""
-        ids = None if self._matcher is None else self._matcher.remaining_choices(token, left)
-        if ids is None:
-            logits[token] = -np.inf
-            return logits
-        return mask_except(logits, ids)
+        return _narrow(self._matcher, logits, token, left)
 
     def _least_tokens(self, most: int) -> int | None:
         if self._least is None and self._matcher is not None:
@@ -168,6 +158,23 @@ def mask_except(logits: Floats, ids: npt.NDArray[np.intp]) -> Floats:
     if not np.isfinite(restricted[ids]).any():  # other constraints mask all `ids`
         restricted[ids] = 0
     return restricted
+
+
+def _mask(logits: Floats, ids: Sequence[int]) -> Floats:
+    restricted = logits.copy()
+    restricted[list(ids)] = -np.inf
+    return restricted
+
+
+def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
+    restricted = np.full_like(logits, -np.inf)
+    np.copyto(restricted[: len(allowed)], logits[: len(allowed)], where=allowed)
+    return restricted
+
+
+def _narrow(matcher: Matcher | None, logits: Floats, token: int, left: int) -> Floats:
+    ids = None if matcher is None else matcher.remaining_choices(token, left)
+    return _mask(logits, [token]) if ids is None else mask_except(logits, ids)
 
 
 class StructuredCalls(StructuredOutput):
@@ -210,20 +217,13 @@ class StructuredCalls(StructuredOutput):
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._call is not None:
-            allowed = self._call.allowed()
-            restricted = np.full_like(logits, -np.inf)
-            np.copyto(restricted[: len(allowed)], logits[: len(allowed)], where=allowed)
-            return restricted
+            return _keep(logits, self._call.allowed())
         masked = (
             []
             if in_reasoning
             else [token for prefix, tokens in self._spelling.items() if self._tail.endswith(prefix) for token in tokens]
         )
-        if not masked:
-            return logits
-        restricted = logits.copy()
-        restricted[masked] = -np.inf
-        return restricted
+        return _mask(logits, masked) if masked else logits
 
     def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
         if self._call is not None:
@@ -249,14 +249,7 @@ class StructuredCalls(StructuredOutput):
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        ids = None if self._call is None else self._call.remaining_choices(token, left)
-        if ids is None:
-            narrowed = logits.copy()
-            narrowed[token] = -np.inf
-            return narrowed
-        narrowed = np.full_like(logits, -np.inf)
-        narrowed[ids] = np.where(np.isfinite(logits[ids]), logits[ids], 0)
-        return narrowed
+        return _narrow(self._call, logits, token, left)
 
     def _open_call(self) -> None:
         if self.call_tag is not None:
