@@ -213,15 +213,8 @@ def _render_next_prompt(
 ) -> list[int]:
     if len(sequence.tokens) > MOST_TOKENS:
         return []
-    events = generation.read()
-    message = Message(
-        "assistant",
-        "".join(event.text for event in events if event.kind == "text"),
-        "".join(event.text for event in events if event.kind == "reasoning"),
-        tuple(event.tool_call for event in events if event.tool_call is not None),
-    )
     try:
-        return next_ids(message)
+        return next_ids(generation.result().message)
     except NotsoError as error:
         _log.debug("the next turn cannot be rendered: %s", error)
         return []

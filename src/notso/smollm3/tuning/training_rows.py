@@ -334,21 +334,13 @@ def _submit(engine: Engine, conversation: RehearsalConversation, max_tokens: int
 
 
 def _answer(generation: Generation, thinking: bool) -> dict[str, Any] | None:
-    parts = {"reasoning": "", "text": ""}
-    calls, reason = [], None
-    for event in generation.events():
-        if event.kind in parts:
-            parts[event.kind] += event.text
-        elif event.kind == "tool_call" and event.tool_call is not None:
-            call = event.tool_call
-            calls.append(
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            )
-        elif event.kind == "error" and event.error is not None:
-            raise event.error
-        reason = event.finish_reason or reason
-    thoughts, text = (part.strip() for part in parts.values())
-    if reason not in ("stop", "tool_calls") or bool(thoughts) != thinking or not (text or calls):
+    answer = generation.result()
+    thoughts, text = answer.reasoning.strip(), answer.text.strip()
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.tool_calls
+    ]
+    if answer.is_cut or bool(thoughts) != thinking or not (text or calls):
         return None
     content = f"{THINK_OPEN}{thoughts}{THINK_CLOSE}{text}" if thinking else text
     return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
