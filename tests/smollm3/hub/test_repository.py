@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,19 @@ def test_latest_download_of_a_repository_is_selected(own_home: Path) -> None:
         assert find_cached("somebody/My-GGUF") == selected
     main.write_bytes(b"\xff" * 500)
     assert find_cached("somebody/My-GGUF") == new
+
+
+def test_library_sends_no_telemetry_when_a_repository_is_listed_first() -> None:
+    """The library reads this setting when it is imported, which the first request to the Hub does."""
+    code = (
+        "from notso.smollm3.errors import DownloadError\n"
+        "from notso.smollm3.hub.repository import find_hub_file\n"
+        "try: find_hub_file('somebody/My-GGUF')\n"
+        "except DownloadError: pass\n"
+        "from huggingface_hub import constants\n"
+        "print(constants.HF_HUB_DISABLE_TELEMETRY)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "True\n"

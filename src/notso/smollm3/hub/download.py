@@ -31,7 +31,26 @@ from notso.system.processes import is_public_address
 if TYPE_CHECKING:
     import httpx2
 
+# Must be set before huggingface_hub is imported, or the library sends telemetry.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
 MAX_REDIRECTS = 5  # usually there is one, from the Hub to its content network
+TIMEOUT_S = 20.0
+
+
+@contextlib.contextmanager
+def request_from_hub(
+    method: str, url: str, headers: Mapping[str, str] | None = None, *, leave_origin: bool = True
+) -> Iterator[httpx2.Response]:
+    """Yield the response to a request with the user's Hub token; see `stream_following_redirects`."""
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    sent = {**build_hf_headers(), **(headers or {})}
+    with stream_following_redirects(
+        get_session(), method, url, headers=sent, timeout=TIMEOUT_S, leave_origin=leave_origin
+    ) as response:
+        yield response
 
 
 @contextlib.contextmanager
@@ -119,10 +138,10 @@ def _is_local(parts: SplitResult) -> bool:
 
 
 RETRIES = 5  # maximum consecutive failures without progress
-TIMEOUT_S = 20.0
 SPARE_BYTES = 64 << 20  # kept free on the disk
 _CHUNK_BYTES = 1 << 20
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
@@ -190,8 +209,6 @@ def pull(
     Raises DownloadError; a partial file is kept for resuming unless its hash is wrong.
     """
     report = progress or (lambda _what, _done, _total: None)
-    # Must be set before huggingface_hub is imported, or the library sends telemetry.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not force and (present := registry.find_local(file)) is not None:
         return _verify_cached(file, present, report)
     if offline or is_offline():
@@ -340,18 +357,14 @@ def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
 
 def _resolve_url(file: KnownFile) -> str:
     import httpx2
-    from huggingface_hub import get_session, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub import hf_hub_url
 
     endpoint = hub_endpoint()
     require_safe(endpoint)
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
         # The headers of the Hub's redirect already contain the file's size and ETag, so it is not followed.
-        with stream_following_redirects(
-            get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
-        ) as response:
+        with request_from_hub("HEAD", url, _UNCOMPRESSED, leave_origin=False) as response:
             if response.status_code >= 400:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
             size, etag = _parse_size_and_etag(response)
@@ -411,14 +424,9 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
 
 def _transfer(url: str, part: _Part, report: Progress) -> None:
     # Raises _Interrupted or httpx2.HTTPError for transient failures.
-    from huggingface_hub import get_session
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    if part.size:
-        headers["Range"] = f"bytes={part.size}-"
+    headers = {**_UNCOMPRESSED, **({"Range": f"bytes={part.size}-"} if part.size else {})}
     # Every request starts at the Hub, because the Hub redirects to signed URLs, which expire.
-    with stream_following_redirects(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+    with request_from_hub("GET", url, headers) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))
         if response.status_code == 416:

@@ -17,7 +17,6 @@ from notso.smollm3.strict_json import DECODER
 PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
 
 MAX_LISTING_BYTES = 16 << 20
-TIMEOUT_S = 20.0
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -93,16 +92,12 @@ def find_hub_file(name: str, *, offline: bool = False) -> KnownFile:
 
 def _fetch_listing(repository: str) -> Mapping[str, Any]:
     import httpx2
-    from huggingface_hub import get_session
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     endpoint = download.hub_endpoint()
     url = f"{endpoint}/api/models/{quote(repository)}/revision/main?blobs=true"
     received = b""
     try:
-        with download.stream_following_redirects(
-            get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S
-        ) as response:
+        with download.request_from_hub("GET", url) as response:
             if response.status_code in (401, 403, 404):
                 raise DownloadError(
                     f"{endpoint} has no repository {repository}, or it is private; log in with `hf auth login`"
