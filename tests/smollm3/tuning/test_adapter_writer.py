@@ -11,6 +11,7 @@ from golden.adapters import golden_pairs, write_peft
 from golden.random_models import RANDOM
 
 from notso.smollm3 import Engine
+from notso.smollm3.conversion.quantizer import quantize
 from notso.smollm3.model.weights import MATRICES
 from notso.smollm3.tuning.adapter_writer import write_adapter, write_merged
 
@@ -56,7 +57,9 @@ def test_merged_file_records_its_quantization_type(tmp_path: Path) -> None:
     model = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
     base = model.write(tmp_path / "base.gguf")
     folder = write_peft(tmp_path / "peft", golden_pairs(base), model.head_dim, target_modules=list(MATRICES))
-    write_merged(folder, base, tmp_path / "merged.gguf", "Q4_K_M")
+    quantize(base, tmp_path / "calibrated.gguf", "Q8_0", ("words", "one two three " * 400), threads=1)
+    write_merged(folder, tmp_path / "calibrated.gguf", tmp_path / "merged.gguf", "Q4_K_M")
     reader = gguf.GGUFReader(tmp_path / "merged.gguf")
     assert reader.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q4_K_M
     assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q4_K", "Q6_K"}
+    assert not any("imatrix" in key for key in reader.fields)  # no importance matrix was used

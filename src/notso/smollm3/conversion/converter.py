@@ -128,6 +128,18 @@ def _convert(folder: Path, out: Path, mix: str, progress: Progress, threads: int
     return writer.tensor_bytes
 
 
+_REPLACED = ("general.file_type", "general.quantization_version", "quantize.imatrix.")
+
+
+def copy_metadata(file: GGUFFile, writer: GGUFWriter, mix: str) -> None:
+    """Copy a file's metadata, with the file type `mix` and without the description of an importance matrix."""
+    for key, value in file.metadata.items():
+        if not key.startswith(_REPLACED):
+            writer.add(key, value, file.metadata_types[key])
+    writer.add("general.quantization_version", 2, "uint32")
+    writer.add("general.file_type", FILE_TYPES[mix], "uint32")
+
+
 def general_entries(name: str, mix: str) -> Entries:
     """Return the `general.*` entries of a model of type `mix`."""
     return {

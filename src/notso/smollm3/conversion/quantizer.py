@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from notso.qtensor import FORMATS_BY_NAME, GGUFFile, GGUFWriter
+from notso.qtensor import FORMATS_BY_NAME, GGUFFile
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.conversion.converter import convert, new_model_file, quantize_chunks, tensor_format
+from notso.smollm3.conversion.converter import convert, copy_metadata, new_model_file, quantize_chunks, tensor_format
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
-from notso.smollm3.conversion.importance import Importance, importance
+from notso.smollm3.conversion.importance import importance
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
-from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights
+from notso.smollm3.model.weights import Q4_K_M, Q5_K_M, SmolLM3Weights
 
 # Supported output types; `convert` supports more.
 MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")
 
 Progress = Callable[[str, int, int], None]  # activity, amount done, total amount
-_REPLACED = ("general.file_type", "general.quantization_version", "quantize.imatrix.")
 
 
 def quantize(
@@ -41,13 +41,11 @@ def quantize(
     if not source.is_dir():
         return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
-        return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
+        return convert(source, out, mix, partial(progress, "writing"), threads)
     # Importance can be measured only on a GGUF file.
     floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
     try:
-        convert(
-            source, floats, _common_format(source), lambda done, total: progress("converting", done, total), threads
-        )
+        convert(source, floats, _common_format(source), partial(progress, "converting"), threads)
         return _quantize_file(floats, out, mix, text, threads, progress)
     finally:
         floats.unlink(missing_ok=True)
@@ -73,28 +71,19 @@ def _quantize_file(
         }
         measured = None
         if text is not None:
-            measured = importance(file, text[1], threads, lambda done, total: progress("measuring", done, total))
-        with new_model_file(out, lambda done, total: progress("writing", done, total)) as writer:
-            for key, value in file.metadata.items():
-                if not key.startswith(_REPLACED):
-                    writer.add(key, value, file.metadata_types[key])
-            _add_quantization_keys(writer, mix, text[0] if text else "", measured)
+            measured = importance(file, text[1], threads, partial(progress, "measuring"))
+        with new_model_file(out, partial(progress, "writing")) as writer:
+            copy_metadata(file, writer, mix)
+            if text is not None and measured is not None:  # llama.cpp writes the same keys
+                writer.add("quantize.imatrix.dataset", text[0], "string")
+                writer.add("quantize.imatrix.entries_count", len(measured.of), "uint32")
+                writer.add("quantize.imatrix.chunks_count", measured.windows, "uint32")
             for name, tensor in file.tensors.items():
                 rows = FolderTensor(name, tensor).chunks()
                 columns = measured.of.get(name) if measured is not None else None
                 blocks = quantize_chunks(rows, formats[name], name, columns, threads)
                 writer.add_tensor(name, tensor.shape, formats[name], blocks)
     return writer.tensor_bytes
-
-
-def _add_quantization_keys(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
-    # llama.cpp writes the same keys.
-    writer.add("general.quantization_version", 2, "uint32")
-    writer.add("general.file_type", FILE_TYPES[mix], "uint32")
-    if measured is not None:
-        writer.add("quantize.imatrix.dataset", text_name, "string")
-        writer.add("quantize.imatrix.entries_count", len(measured.of), "uint32")
-        writer.add("quantize.imatrix.chunks_count", measured.windows, "uint32")
 
 
 def _common_format(folder: Path) -> str:

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from notso.qtensor import F16, F32, GGUFFile, GGUFWriter, OperandError, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
-from notso.smollm3.conversion.converter import quantize_chunks, tensor_format
+from notso.smollm3.conversion.converter import copy_metadata, quantize_chunks, tensor_format
+from notso.smollm3.conversion.hf_folder import FolderTensor
 from notso.smollm3.model.lora import read_adapter
-from notso.smollm3.model.weights import FILE_TYPES, TENSOR_NAMES
-
-CHUNK_VALUES = 4 << 20
+from notso.smollm3.model.weights import TENSOR_NAMES
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,20 +67,14 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
             for role, pair in layer.items()
         }
         writer = GGUFWriter(out)
-        for key, value in file.metadata.items():
-            if key not in ("general.file_type", "general.quantization_version"):
-                writer.add(key, value, file.metadata_types[key])
-        writer.add("general.quantization_version", 2, "uint32")
-        writer.add("general.file_type", FILE_TYPES[mix], "uint32")
+        copy_metadata(file, writer, mix)
 
         def rows(tensor: QTensor) -> Iterator[Floats]:
-            step = max(1, CHUNK_VALUES // tensor.cols)
-            for start in range(0, tensor.rows, step):
-                values = tensor.dequantize(start, min(start + step, tensor.rows))
-                if tensor.name in added:
-                    b, a = added[tensor.name]
-                    values = values + b[start : start + step] @ a
-                yield values
+            pair = added.get(tensor.name)
+            start = 0
+            for values in FolderTensor(tensor.name, tensor).chunks():
+                yield values if pair is None else values + pair[0][start : start + len(values)] @ pair[1]
+                start += len(values)
 
         is_tied = "output.weight" not in file.tensors
         for name, tensor in file.tensors.items():
