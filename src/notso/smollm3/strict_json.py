@@ -1,20 +1,31 @@
-"""Standard JSON, without NaN and Infinity, and values that mean "off" in settings of other programs."""
+"""JSON of unknown origin, and values that programs write into their settings."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 # Values that mean "off" or "not set". An unknown field with one of these values is ignored.
 OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 
+def is_one_of(value: object, allowed: Iterable[object]) -> bool:
+    """Return whether a JSON value is in `allowed`: 1 equals 1.0, but not true."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
+
+
+def json_or_none(text: str | bytes, *, is_strict: bool = False) -> Any:
+    """Return a JSON value, or None if `text` is invalid. is_strict: NaN and Infinity are invalid."""
+    try:
+        return json.loads(text, parse_constant=refuse_constant if is_strict else None)
+    except (ValueError, RecursionError):
+        return None
+
+
 def is_json_object(text: object) -> bool:
     """Return whether `text` is a standard JSON object."""
-    try:
-        return isinstance(text, str) and isinstance(DECODER.decode(text), dict)
-    except (ValueError, RecursionError):
-        return False
+    return isinstance(text, str) and isinstance(json_or_none(text, is_strict=True), dict)
 
 
 def refuse_constant(name: str) -> NoReturn:

@@ -22,7 +22,7 @@ from notso.smollm3.config import (
     yarn_attention_factor,
 )
 from notso.smollm3.errors import ModelFileError, quoted
-from notso.smollm3.strict_json import OFF
+from notso.smollm3.strict_json import OFF, is_one_of
 from notso.text_file import read_regular
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -161,7 +161,7 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
     """Return the `smollm3.*` entries. Raises ModelFileError."""
     for name, value in config.items():
         if name in FIXED:
-            if not _is_one_of(value, FIXED[name]):
+            if not is_one_of(value, FIXED[name]):
                 raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, which is not supported")
         elif name not in COMPUTED and name not in HARMLESS and value not in OFF:
             raise ModelFileError(f"{CONFIG}: unknown field {quoted(name)}, which could change the model's output")
@@ -205,7 +205,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
         if name in GENERATION_CHOSEN:
             ignored += [f"{name} {quoted(value)}"] if value is not None else []
         elif name in GENERATION_NEUTRAL:
-            if value is not None and not _is_one_of(value, GENERATION_NEUTRAL[name]):
+            if value is not None and not is_one_of(value, GENERATION_NEUTRAL[name]):
                 raise ModelFileError(f"{GENERATION_CONFIG}: {name} is {quoted(value)}, which is not supported")
         elif name != "eos_token_id" and name not in GENERATION_HARMLESS and value not in OFF:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
@@ -317,11 +317,6 @@ def _check_range(key: str, name: str, value: float) -> None:
     low, high = FLOAT_LIMITS[key]
     if not low <= value <= high:
         raise ModelFileError(f"{CONFIG}: RoPE scaling field {name} is out of range")
-
-
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    # As in JSON, 1 equals 1.0 but not true.
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 
 
 def _number(name: str, value: Any) -> float:

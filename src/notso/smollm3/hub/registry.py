@@ -22,6 +22,7 @@ from typing import Literal
 import platformdirs
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.strict_json import json_or_none
 from notso.smollm3.values.engine_config import expand_home
 from notso.system.files import cache_folder
 from notso.text_file import open_regular, read_regular
@@ -436,10 +437,9 @@ def _ledger_path() -> Path:
 
 
 def _read_ledger() -> dict[str, object]:
-    try:
-        ledger = json.loads(_ledger_path().read_text())
-    except (OSError, ValueError):
-        return {}
+    ledger = None
+    with contextlib.suppress(OSError):
+        ledger = json_or_none(_ledger_path().read_bytes())
     return ledger if isinstance(ledger, dict) else {}
 
 

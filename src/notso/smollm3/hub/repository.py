@@ -12,7 +12,7 @@ from urllib.parse import quote
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
 from notso.smollm3.hub import download
 from notso.smollm3.hub.registry import PART, KnownFile, cached_files, hub_cache, known_file, quantization_in
-from notso.smollm3.strict_json import DECODER
+from notso.smollm3.strict_json import json_or_none
 
 PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
 
@@ -110,10 +110,7 @@ def _fetch_listing(repository: str) -> Mapping[str, Any]:
                     raise DownloadError(f"{endpoint} returned a list of {repository} that is too long")
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(f"{endpoint} cannot be reached: {str(error) or type(error).__name__}") from error
-    try:
-        listing = DECODER.decode(received.decode())
-    except (ValueError, RecursionError):
-        listing = None
+    listing = json_or_none(received, is_strict=True)
     if not isinstance(listing, dict) or not isinstance(listing.get("siblings"), list):
         raise DownloadError(f"{endpoint} returned an invalid list of {repository}")
     return listing

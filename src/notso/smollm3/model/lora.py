@@ -14,7 +14,6 @@ or empty. Source: PEFT 0.21.2, LoraConfig, tuners_utils.check_target_module_exis
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import re
@@ -31,7 +30,7 @@ from notso.qtensor import F32, Backend, GGUFFile, OperandError, QTensor, QTensor
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes, module_name
-from notso.smollm3.strict_json import OFF
+from notso.smollm3.strict_json import OFF, is_one_of, json_or_none
 from notso.text_file import read_regular
 
 MAX_RANK = 512  # bounds the preallocated memory of a step
@@ -155,10 +154,7 @@ class PeftConfig:
     @classmethod
     def parse(cls, raw: bytes) -> PeftConfig:
         """Parse the settings. Raises ModelFileError."""
-        try:
-            settings = json.loads(raw)
-        except (ValueError, RecursionError):
-            settings = None
+        settings = json_or_none(raw)
         if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
             raise ModelFileError("adapter_config.json must be a JSON object whose peft_type is LORA")
         _reject_unknown(settings)
@@ -190,9 +186,7 @@ def _reject_unknown(settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         if key in CHOICES:
             normalized = value.lower() if key == "init_lora_weights" and isinstance(value, str) else value
-            if not any(
-                normalized is choice or (isinstance(choice, str) and normalized == choice) for choice in CHOICES[key]
-            ):
+            if not is_one_of(normalized, CHOICES[key]):
                 raise ModelFileError(f"{key}: {quoted(value)} is not supported{_unsupported_hint(key, normalized)}")
         elif key in REFUSED:
             if value not in OFF:

@@ -25,6 +25,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
 from notso.smollm3.sampling.schemas.patterns import PatternError, has_lookaround, library_pattern, shorten
 from notso.smollm3.sampling.shortest_end import ShortestEndingSearch
 from notso.smollm3.sampling.token_limit import MAX_DIGITS, JsonState, Pieces, TokenLimit, grammar_extent, number_digits
+from notso.smollm3.strict_json import json_or_none
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -376,10 +377,7 @@ def _checked_lark(source: str) -> str:
 
 
 def _choice_part(source: str) -> Part:
-    try:
-        texts = json.loads(source)
-    except (ValueError, RecursionError):
-        texts = None
+    texts = json_or_none(source)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise InvalidRequestError("choices must be a list of nonempty texts", param="grammar")
     literals = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
