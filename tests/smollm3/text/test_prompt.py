@@ -62,6 +62,14 @@ def test_continued_messages_must_be_valid(demo_engine: Engine, last: Message) ->
         demo_engine.submit([Message("user", "a"), last], options=RequestOptions(continue_last=True))
 
 
+@pytest.mark.parametrize("continue_last", [False, True])
+def test_empty_conversation_is_refused(demo_engine: Engine, continue_last: bool) -> None:
+    options = RequestOptions(continue_last=continue_last)
+    for use in (demo_engine.submit, demo_engine.count_tokens, demo_engine.estimate):
+        with pytest.raises(InvalidRequestError, match="message"):
+            use([], options=options)
+
+
 def conversation(turns: int) -> list[Message]:
     messages = [Message("system", "Be brief.")]
     for number in range(turns):

@@ -60,7 +60,7 @@ class PromptWriter:
         Raises ContextLengthError if the prompt far exceeds `most_tokens`.
         """
         earlier, started = messages, None
-        if options.continue_last:
+        if options.continue_last and messages:
             earlier, started = messages[:-1], messages[-1]
             if not isinstance(started, Message) or started.role != "assistant" or started.tool_calls:
                 raise InvalidRequestError("only the text of an assistant message can be continued", param="messages")
