@@ -147,7 +147,7 @@ def test_tokenizer_json_can_provide_the_tokenizer(tmp_path: Path, words: dict[st
 def test_demo_model_is_the_default_tokenizer(
     tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synth, "DEMO_FILE", tmp_path / "demo.gguf")
+    monkeypatch.setattr(synth, "demo_path", lambda: tmp_path / "demo.gguf")
     with pytest.raises(InvalidRequestError, match="demo model is missing"):
         write_synthetic(tmp_path / "a.gguf", **SMALL)
     write_synthetic(tmp_path / "demo.gguf", **SMALL, tokenizer=words, template="the demo's")

@@ -17,13 +17,13 @@ from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GG
 from notso.smollm3.conversion.converter import general_entries
 from notso.smollm3.conversion.hf_config import Entries
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.model.weights import Q4_K_M, has_more_bits
 from notso.smollm3.text.tokenizer_pipeline import PIPELINE_KEY, tokenizer_entries
 from notso.smollm3.text.vocabulary import CONTROL, gguf_list
 
 CHUNK_BYTES = 8 << 20
 OFFICIAL_FORMATS = "official"
-DEMO_FILE = Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes written, total bytes
 TokenizerSource: TypeAlias = Mapping[str, Any] | GGUFFile | str | Path
@@ -198,9 +198,9 @@ def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str
 
 
 def _open_demo() -> GGUFFile:
-    if not DEMO_FILE.is_file():
+    if not demo_path().is_file():
         raise InvalidRequestError("the demo model is missing: specify a tokenizer and a template", param="tokenizer")
-    return GGUFFile.open(DEMO_FILE)
+    return GGUFFile.open(demo_path())
 
 
 def _tokenizer_metadata(source: TokenizerSource | None) -> Mapping[str, Any]:
