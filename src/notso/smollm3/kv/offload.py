@@ -63,25 +63,20 @@ class KVOffload:
     ) -> None:
         self._cache = cache
         self._pool = pool
-        # Windows (of first and partial blocks) are stored in a separate folder.
-        windows_folder, windows_budget = folder / "windows", budget_bytes // 4
-        self._windows: DiskStore | None = None
-        self._former: DiskStore | None = None  # windows of an earlier format, which count toward the budget
-        if cache.window_bytes:
-            self._windows = DiskStore(windows_folder, cache_version, cache.window_bytes, windows_budget)
-        elif windows_folder.is_dir():
-            self._former = DiskStore(windows_folder, cache_version, 0, 0)
-            windows_budget = self._former.used_bytes
-        else:
-            windows_budget = 0
-        self._files = DiskStore(folder, cache_version, cache.block_bytes, budget_bytes - windows_budget)
-        self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
-        if cache.window_bytes:
-            self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= windows_budget
+        # Windows (of first and partial blocks) get a quarter of the budget.
+        windows = _open_windows(folder, cache_version, cache.window_bytes, budget_bytes // 4)
+        self._windows = windows if cache.window_bytes else None
+        windows_bytes = 0
+        if windows is not None:
+            windows_bytes = windows.budget_bytes if cache.window_bytes else windows.used_bytes
+        self._files = DiskStore(folder, cache_version, cache.block_bytes, budget_bytes - windows_bytes)
+        self._chats = [self._files, *([] if windows is None else [windows])]
+        self._has_room = all(
+            _file_bytes(files) <= files.budget_bytes for files in (self._files, self._windows) if files is not None
+        )
         self.readings = PinnedReadings(
             folder / "readings", cache_version, cache.block_bytes, cache.window_bytes, library_bytes
         )
-        self._chats = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._stores = [*self._chats, *self.readings.stores]
         self._offers: dict[int, _PendingBlock] = {}  # by block: a new offer replaces an older one
         # (hash, is_partial) of a block that could not be loaded -> time until which the block is not loaded again
@@ -313,15 +308,9 @@ class PinnedReadings:
         self._budget_bytes = budget_bytes
         self._has_warned = False
         self.files = DiskStore(folder, cache_version, block_bytes, budget_bytes, evicts=False)
-        self.windows: DiskStore | None = None
-        self.stores = [self.files]
-        windows_folder = folder / "windows"
-        if window_bytes:
-            self.windows = DiskStore(windows_folder, cache_version, window_bytes, budget_bytes, evicts=False)
-            self.stores.append(self.windows)
-        elif windows_folder.is_dir():
-            # Windows of an earlier format count toward the budget.
-            self.stores.append(DiskStore(windows_folder, cache_version, 0, 0, evicts=False))
+        windows = _open_windows(folder, cache_version, window_bytes, budget_bytes, evicts=False)
+        self.windows = windows if window_bytes else None
+        self.stores = [self.files, *([] if windows is None else [windows])]
 
     @property
     def is_writing(self) -> bool:
@@ -365,6 +354,16 @@ class PinnedReadings:
     @property
     def _used_bytes(self) -> int:
         return sum(files.used_bytes + files.queued_bytes for files in self.stores)
+
+
+def _open_windows(
+    folder: Path, cache_version: bytes, window_bytes: int, budget_bytes: int, *, evicts: bool = True
+) -> DiskStore | None:
+    # If the KV format has no windows, returns the store of an earlier format's windows, which count toward the budget.
+    folder = folder / "windows"
+    if not window_bytes and not folder.is_dir():
+        return None
+    return DiskStore(folder, cache_version, window_bytes, budget_bytes if window_bytes else 0, evicts=evicts)
 
 
 def _file_bytes(files: DiskStore) -> int:
