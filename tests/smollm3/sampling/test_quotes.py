@@ -95,7 +95,7 @@ def draw(
         assert np.isfinite(restricted[token]), "a quotation must have a next token"
         tokens.append(token)
         held.consume(token, False, 10_000)
-        if not held.is_quoting:
+        if held._open is None:
             break
     found = MARK.match(f"[[{number}:" + b"".join(map(tokenizer.token_bytes, tokens)).decode())
     assert found is not None
@@ -332,7 +332,7 @@ def test_mark_in_a_continued_call_starts_no_quotation(quotes: QuoteManager, demo
     tokenizer = demo_engine.tokenizer
     calls = structured_output_for(options, tokenizer, GrammarCompiler(tokenizer), may_think=False, started=started)
     output = quotes.output([QuoteSource("The quick brown fox jumps over the lazy dog.")], calls, started)
-    assert isinstance(output, QuotedOutput) and not output.is_quoting
+    assert isinstance(output, QuotedOutput) and output._open is None
 
 
 def test_invalid_sources_are_refused() -> None:

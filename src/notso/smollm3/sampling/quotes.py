@@ -209,10 +209,6 @@ class QuotedOutput(StructuredOutput):
     def constrains_tool_calls(self) -> bool:
         return self._inner is not None and self._inner.constrains_tool_calls
 
-    @property
-    def is_quoting(self) -> bool:
-        return self._open is not None
-
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._open is not None and not in_reasoning:
             return mask_except(logits, self._allowed(self._open, logits))
