@@ -48,6 +48,14 @@ def test_names_that_are_not_valid_text_are_refused(engine: Engine, name: Any) ->
         assert caught.value.param == param
 
 
+@pytest.mark.parametrize(("name", "owner", "param"), [(None, "", "name"), ("x", None, "owner")])
+def test_reading_without_a_name_is_refused(engine: Engine, name: Any, owner: Any, param: str) -> None:
+    for use in (engine.reading, engine.forget_reading):
+        with pytest.raises(InvalidRequestError) as caught:
+            use(name, owner=owner)
+        assert caught.value.param == param
+
+
 @pytest.mark.parametrize("tools", [5, "get_weather", {"name": "x"}])
 def test_tools_of_wrong_type_are_refused(engine: Engine, tools: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:

@@ -280,8 +280,10 @@ class Engine:
         self._require_open()
         if (owner is None) != (conversation is None):
             raise InvalidRequestError("owner and conversation must be given together", param="conversation")
-        _require_names(owner=owner, conversation=conversation)
-        digest = None if owner is None else conversation_digest(owner, conversation)
+        digest = None
+        if owner is not None:
+            _require_names(owner=owner, conversation=conversation)
+            digest = conversation_digest(owner, conversation)
         self._core.call(lambda: self._clear_cache(digest))
 
     def _clear_cache(self, conversation: bytes | None) -> None:
@@ -299,10 +301,8 @@ class Engine:
         Raises InvalidRequestError or EngineError.
         """
         self._require_open()
-        _require_names(name=name, scope=scope, owner=owner)
-        if self._offload is None:
-            return StoredReading(0, 0)
-        return StoredReading(*self._offload.readings.stored_size(reading_digest(owner, scope, name)))
+        digest = _reading_digest(name, scope, owner)
+        return StoredReading(*((0, 0) if self._offload is None else self._offload.readings.stored_size(digest)))
 
     def forget_reading(self, name: str, *, scope: str | None = None, owner: str = "") -> None:
         """Remove a pinned reading from memory and disk, except blocks that another reading contains.
@@ -310,8 +310,7 @@ class Engine:
         Running answers continue. Raises InvalidRequestError or EngineError.
         """
         self._require_open()
-        _require_names(name=name, scope=scope, owner=owner)
-        digest = reading_digest(owner, scope, name)
+        digest = _reading_digest(name, scope, owner)
 
         def clear() -> None:
             self._core.background.prefix_warmup.clear()  # a pending prefill might store the reading again
@@ -689,7 +688,12 @@ def _reject_empty_answer(events: Generator[Event, None, None]) -> Iterator[Event
 
 def _require_names(**names: object) -> None:
     for label, name in names.items():
-        require(name is None or (isinstance(name, str) and is_unicode(name)), label, "text in valid Unicode")
+        require(isinstance(name, str) and is_unicode(name), label, "text in valid Unicode")
+
+
+def _reading_digest(name: str, scope: str | None, owner: str) -> bytes:
+    _require_names(name=name, scope="" if scope is None else scope, owner=owner)
+    return reading_digest(owner, scope, name)
 
 
 def _load_template(file: GGUFFile, tokenizer: Tokenizer, path: str | None) -> ChatTemplate | None:
