@@ -279,8 +279,8 @@ class GrammarCompiler:
     def _vocabulary_pieces(self) -> Pieces:
         with self._lock:
             if self._pieces is None:
-                texts = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
-                self._pieces = Pieces(self._ends, texts, number_digits(self._tokenizer))
+                texts = self._tokenizer.all_bytes
+                self._pieces = Pieces(self._ends, texts, number_digits(texts))
             return self._pieces
 
     def spelling(self, tag: str) -> dict[bytes, list[int]]:
@@ -307,7 +307,7 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.eos_token_id = min(tokenizer.end_ids)
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.tokens = tokenizer.all_bytes
         self.special_token_ids = sorted(tokenizer.special_ids | tokenizer.unused_ids)
         self._encode = tokenizer.encode
 
@@ -318,8 +318,7 @@ class _Vocabulary:
 def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
     # Returns, for each beginning of a tag, the tokens that would complete the tag after it.
     spelling: dict[bytes, list[int]] = {}
-    for token in range(tokenizer.vocab_size):
-        text = tokenizer.token_bytes(token)
+    for token, text in enumerate(tokenizer.all_bytes):
         if tag[-1:] not in text or token in tokenizer.special_ids:
             continue
         if tag in text:

@@ -72,7 +72,7 @@ class QuoteVocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         barred = tokenizer.special_ids | tokenizer.unused_ids
         self.size = tokenizer.vocab_size
-        self.texts = [b"" if each in barred else tokenizer.token_bytes(each) for each in range(self.size)]
+        self.texts = [b"" if each in barred else text for each, text in enumerate(tokenizer.all_bytes)]
         self.ids = {text: each for each, text in enumerate(self.texts) if text and b"\xff" not in text}
         closers = [each for text, each in self.ids.items() if text.startswith(CLOSE)]
         self.closers = np.array(closers or [self.ids[CLOSE[:1]]], np.intp)

@@ -160,7 +160,6 @@ class SequenceBreakers:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, ...], BreakerTokens] = OrderedDict()
-        self._token_bytes: list[bytes] = []
         self._reversed: list[tuple[bytes, int]] = []
         self._heads: dict[str, frozenset[int]] = {}  # tokens by last letter; all breakers share these large sets
 
@@ -178,13 +177,13 @@ class SequenceBreakers:
             return tokens
 
     def _find_breaker_tokens(self, texts: tuple[str, ...]) -> BreakerTokens:
-        if not self._token_bytes:
-            self._token_bytes = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
-            self._reversed = sorted((text_bytes[::-1], token) for token, text_bytes in enumerate(self._token_bytes))
+        token_bytes = self._tokenizer.all_bytes
+        if not self._reversed:
+            self._reversed = sorted((text_bytes[::-1], token) for token, text_bytes in enumerate(token_bytes))
         single, found = set[int](), dict[int, dict[int, dict[tuple[int, ...], frozenset[int]]]]()
         for text in texts:
             encoded = text.encode()
-            single |= {token for token, text_bytes in enumerate(self._token_bytes) if encoded in text_bytes}
+            single |= {token for token, text_bytes in enumerate(token_bytes) if encoded in text_bytes}
             for cut in range(1, len(text)):
                 tail = tuple(self._tokenizer.encode(text[cut:])[:MAX_TAIL_TOKENS])
                 if heads := self._tokens_ending_with(text[:cut]):

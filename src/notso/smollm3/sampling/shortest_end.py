@@ -136,9 +136,9 @@ class ShortestEndingSearch:
     def __init__(self, tokenizer: Tokenizer) -> None:
         excluded = tokenizer.special_ids | tokenizer.unused_ids
         self._ids: dict[bytes, int] = {}
-        for token in range(tokenizer.vocab_size):
+        for token, text in enumerate(tokenizer.all_bytes):
             if token not in excluded:
-                self._ids.setdefault(tokenizer.token_bytes(token), token)
+                self._ids.setdefault(text, token)
         self._ids.pop(b"", None)
         self._longest = min(max(map(len, self._ids), default=1), MAX_PIECE_BYTES)
         singles = ((byte, self._ids.get(bytes([byte]))) for byte in sorted(range(256), key=self._preference))

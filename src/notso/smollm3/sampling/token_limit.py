@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from notso.smollm3.sampling.schemas.patterns import shortest_match
 from notso.smollm3.sampling.shortest_end import EndingHints, MatcherProtocol, SearchMemory, ShortestEndingSearch
-from notso.smollm3.text.tokenizer import Tokenizer
 
 # The following constants are used in estimates.
 BYTES_PER_TOKEN = 2
@@ -459,12 +458,11 @@ class JsonState(NamedTuple):
         return JsonState(in_string, escaped, digits)
 
 
-def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
+def number_digits(texts: Sequence[bytes]) -> npt.NDArray[np.uint16]:
     """Return how many digits each token (V,) adds to a number."""
     # A number cannot end with a sign, point or exponent, so the digit that must follow is counted, too.
-    found = np.zeros(tokenizer.vocab_size, np.uint16)
-    for token in range(tokenizer.vocab_size):
-        text = tokenizer.token_bytes(token)
+    found = np.zeros(len(texts), np.uint16)
+    for token, text in enumerate(texts):
         if text and text[0] in _NUMBER and (number := _NUMBER_GOES_ON.match(text)):
             digits = sum(byte in _DIGITS for byte in number[0])
             found[token] = digits + (number[0][-1] not in _DIGITS)

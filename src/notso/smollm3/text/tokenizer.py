@@ -15,6 +15,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +194,11 @@ class Tokenizer:
         if skip_control and (token in self.control_ids or token in self._vocabulary.unused_ids):
             return b""
         return self._vocabulary.token_bytes(token)
+
+    @cached_property
+    def all_bytes(self) -> list[bytes]:
+        """The bytes of each token. Shared, because the list of the 3B model takes ten megabytes."""
+        return list(map(self.token_bytes, range(self.vocab_size)))
 
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode("utf-8", "replace")
