@@ -1,9 +1,4 @@
-"""Tensors of a Hugging Face folder under their GGUF names.
-
-The rows of query and key matrices are reordered. RoPE rotates values in pairs: in a Hugging Face folder, the two values
-of a pair are half a head apart; in a GGUF file, they are adjacent. With heads of 128 rows, row 128h + 2i of a GGUF file
-is row 128h + i of the folder, and row 128h + 2i + 1 is row 128h + 64 + i.
-"""
+"""Tensors of a Hugging Face folder under their GGUF names, with the rows of query and key matrices reordered."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ import numpy.typing as npt
 
 from notso.qtensor import QTensor, SafetensorsFile
 from notso.smollm3.errors import ModelFileError, quoted
-from notso.smollm3.model.weights import TENSOR_NAMES, module_name
+from notso.smollm3.model.weights import TENSOR_NAMES, interleave_rope_rows, module_name
 from notso.text_file import read_regular
 
 Floats = npt.NDArray[np.float32]
@@ -49,10 +44,7 @@ class FolderTensor:
             step = max(step // self.head_rows, 1) * self.head_rows
         for start in range(0, self.source.rows, step):
             rows = self.source.dequantize(start, min(start + step, self.source.rows))
-            if self.head_rows:
-                halves = rows.reshape(-1, 2, self.head_rows // 2, columns)
-                rows = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(-1, columns)
-            yield rows
+            yield interleave_rope_rows(rows.reshape(-1, columns), self.head_rows) if self.head_rows else rows
 
 
 class HFFolder:

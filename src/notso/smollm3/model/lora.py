@@ -29,7 +29,7 @@ import numpy.typing as npt
 from notso.qtensor import F32, Backend, GGUFFile, OperandError, QTensor, QTensorError, SafetensorsFile, Weight
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
-from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes, module_name
+from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, interleave_rope_rows, matrix_shapes, module_name
 from notso.smollm3.strict_json import OFF, is_one_of, json_or_none
 from notso.text_file import read_regular
 
@@ -379,7 +379,7 @@ class _TensorCollector:
                 needed_bytes=self.nbytes,
                 available_bytes=self.available_bytes,
             )
-        self.found[place] = _interleave_rope_rows(tensor, head_dim) if head_dim else _copy(tensor)
+        self.found[place] = _interleaved(tensor, head_dim) if head_dim else _copy(tensor)
 
 
 def _from_gguf(path: Path, tensors: _TensorCollector, scale: float) -> Factor:
@@ -448,12 +448,11 @@ def _module_name(layer: int, role: str) -> str:
     return f"model.layers.{layer}.{module_name(role)}"
 
 
-def _interleave_rope_rows(tensor: QTensor, head_dim: int) -> QTensor:
-    # Convert to the row order of GGUF files, where rotated pairs are adjacent.
+def _interleaved(tensor: QTensor, head_dim: int) -> QTensor:
     if len(tensor.shape) != 2 or tensor.rows % head_dim:
         raise ModelFileError(f"{quoted(tensor.name)} does not consist of heads of {head_dim} rows")
-    heads = tensor.data.reshape(-1, 2, head_dim // 2, tensor.row_bytes).swapaxes(1, 2)
-    return QTensor(tensor.name, tensor.format, tensor.shape, np.ascontiguousarray(heads).reshape(-1))
+    rows = interleave_rope_rows(tensor.data.reshape(-1, tensor.row_bytes), head_dim)
+    return QTensor(tensor.name, tensor.format, tensor.shape, rows.reshape(-1))
 
 
 def _copy(tensor: QTensor) -> QTensor:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q5_K, Q6_K, Array, Backend, Format, QTensor, Weight
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError, quoted
+
+Number = TypeVar("Number", bound=np.generic)
 
 Q4_K_M, Q5_K_M = "Q4_K_M", "Q5_K_M"
 # Formats of most matrices in file types that mix formats; the other matrices are Q6_K.
@@ -91,6 +96,15 @@ def module_name(role: str) -> str:
     if role in NORMS:
         return role
     return f"{'mlp' if role in ('gate_proj', 'up_proj', 'down_proj') else 'self_attn'}.{role}"
+
+
+def interleave_rope_rows(rows: npt.NDArray[Number], head_rows: int) -> npt.NDArray[Number]:
+    """Return the rows (outputs, n) of a query or key matrix of transformers in the order of GGUF files."""
+    # RoPE rotates values in pairs. In transformers, the two values of a pair are half a head apart; in a GGUF file,
+    # they are adjacent. With heads of 128 rows, row 128h + 2i of a GGUF file is row 128h + i of transformers, and row
+    # 128h + 2i + 1 is row 128h + 64 + i.
+    halves = rows.reshape(-1, 2, head_rows // 2, rows.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True)
