@@ -30,12 +30,12 @@ from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, plan_file, step_rows, store_kv_format_choice
 from notso.smollm3.engine.model_description import model_info, sampling_defaults
 from notso.smollm3.engine.receipts import (
-    OPTIONAL_FACTS,
     ModelDigest,
     ReceiptCheck,
     build_receipt,
     open_receipt,
     receipt_options,
+    require_facts,
 )
 from notso.smollm3.engine.receipts import sealed as seal
 from notso.smollm3.engine.request import Request
@@ -50,7 +50,7 @@ from notso.smollm3.errors import (
 )
 from notso.smollm3.hub.registry import demo_path, resolve_model
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.kv.model_identity import ARITHMETIC, IdentityWorker, ModelIdentity, cache_version, content_identity
+from notso.smollm3.kv.model_identity import IdentityWorker, ModelIdentity, cache_version, content_identity
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
@@ -435,23 +435,7 @@ class Engine:
         if recorded_adapter and not names:
             raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
         adapter = self.adapters.of(names[0]) if names else None
-        for name, value in self._facts(adapter).items():
-            is_recorded = name in receipt or name not in OPTIONAL_FACTS
-            if is_recorded and (name != "adapter" or value is not None):
-                recorded, current = receipt.get(name), value
-                if isinstance(current, dict):  # only the digests must be equal, not the names
-                    recorded, current = (recorded or {}).get("sha256"), current["sha256"]
-                if recorded != current:
-                    message = f"the receipt belongs to another {name.replace('_', ' ')}"
-                    if name == "rope_scaling":
-                        bound = "up to" if current == "yarn" else "more than"
-                        trained = self.config.max_position_embeddings
-                        message += f"; load the model with a context of {bound} {trained:,} tokens"
-                    raise InvalidRequestError(message, param=name)
-        if receipt["arithmetic"] != ARITHMETIC:
-            raise InvalidRequestError(
-                "the receipt belongs to another version of the numerical code", param="arithmetic"
-            )
+        require_facts(receipt, self._facts(adapter), self.config.max_position_embeddings)
         request, check = self._inputs.build_verification(receipt, receipt_options(receipt), adapter)
         if receipt["answer"]["ids"]:
             self._core.submit(request)

@@ -137,8 +137,7 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
         if whole["form"] != "open":
             raise InvalidRequestError("the transcript must be an open receipt of the answer", param="transcript")
         for name, value in sealed(whole).items():
-            is_recorded = name in record or name not in OPTIONAL_FACTS
-            if name != "digest" and is_recorded and value != record.get(name):
+            if name != "digest" and not _is_left_out(record, name) and value != record.get(name):
                 raise InvalidRequestError(f"the transcript's {name} differs from the receipt's", param="transcript")
         record = whole | {name: record[name] for name in OPTIONAL_FACTS if name in record}
     for part in ("prompt", "answer"):
@@ -149,6 +148,31 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
     if _hash(options) != record["options"]["sha256"]:
         raise InvalidRequestError("the options do not match their hash", param="options")
     return record
+
+
+def require_facts(receipt: Mapping[str, Any], facts: Mapping[str, Any], trained_tokens: int) -> None:
+    """Raise InvalidRequestError unless the receipt has these facts (see `build_receipt`) and this numerical code.
+
+    trained_tokens: the model's trained context.
+    """
+    for name, current in facts.items():
+        if _is_left_out(receipt, name) or (name == "adapter" and current is None):
+            continue
+        recorded = receipt.get(name)
+        if isinstance(current, dict):  # only the digests must be equal, not the names
+            recorded, current = (recorded or {}).get("sha256"), current["sha256"]
+        if recorded != current:
+            message = f"the receipt belongs to another {name.replace('_', ' ')}"
+            if name == "rope_scaling":
+                bound = "up to" if current == "yarn" else "more than"
+                message += f"; load the model with a context of {bound} {trained_tokens:,} tokens"
+            raise InvalidRequestError(message, param=name)
+    if receipt["arithmetic"] != ARITHMETIC:
+        raise InvalidRequestError("the receipt belongs to another version of the numerical code", param="arithmetic")
+
+
+def _is_left_out(receipt: Mapping[str, Any], name: str) -> bool:
+    return name in OPTIONAL_FACTS and name not in receipt
 
 
 def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
