@@ -132,7 +132,7 @@ def train(
     from datasets import Dataset, disable_progress_bars
     from peft import LoraConfig
     from transformers import PrinterCallback, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTTrainer
 
     disable_progress_bars()
     if threads is not None:
@@ -140,10 +140,63 @@ def train(
     state = _open_run(folder, digest, day, recipe)
     gpu = torch.cuda.is_available()
     large = parameters > LARGE_PARAMETERS
-    one_by_one = large or not gpu  # on a CPU, batches are not faster, and their padding costs time
     torch.manual_seed(recipe.seed)
     model = load_base(torch.bfloat16 if large or gpu else torch.float32)
-    config = SFTConfig(
+
+    class Reports(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            progress("training", state.global_step, state.max_steps)
+
+    def data(rows: Sequence[TrainingRow]) -> Any:
+        return Dataset.from_list([{"input_ids": row.ids, "labels": row.labels} for row in rows])
+
+    trainer = SFTTrainer(
+        model=model,
+        args=_training_arguments(recipe, folder, gpu=gpu, large=large),
+        train_dataset=data([*learned] * recipe.epochs + [*rehearsed] * recipe.rehearsals),
+        eval_dataset=data(held_out) if held_out else None,
+        processing_class=_padding_tokenizer(),
+        peft_config=LoraConfig(
+            r=recipe.rank,
+            lora_alpha=recipe.alpha,
+            lora_dropout=0.0,
+            target_modules=list(MATRICES),
+            bias="none",
+            task_type="CAUSAL_LM",
+        ),
+        callbacks=[Reports()],
+    )
+
+    trainer.remove_callback(PrinterCallback)
+
+    def held_out_loss() -> float | None:
+        return float(trainer.evaluate()["eval_loss"]) if held_out else None
+
+    if "before" not in state:
+        state["before"] = held_out_loss()
+        write_private(folder / RUN_FILE, json.dumps(state), replace=True)
+    checkpoint = _last_checkpoint(folder)
+    resumed_at = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    if not math.isfinite(result.training_loss):
+        raise TuningError("training diverged to NaN or infinity: try a lower learning rate")
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-10:]
+    after = held_out_loss()
+    return TrainingResult(
+        _save_adapter(trainer.model, folder),
+        int(trainer.state.global_step),
+        resumed_at,
+        sum(losses) / max(len(losses), 1),
+        state["before"],
+        after,
+    )
+
+
+def _training_arguments(recipe: Recipe, folder: Path, *, gpu: bool, large: bool) -> Any:
+    from trl import SFTConfig
+
+    one_by_one = large or not gpu  # on a CPU, batches are not faster, and their padding costs time
+    return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=1,
         per_device_train_batch_size=1 if one_by_one else recipe.batch_rows,
@@ -171,60 +224,16 @@ def train(
         dataloader_pin_memory=False,
         eval_strategy="no",
     )
-    lora = LoraConfig(
-        r=recipe.rank,
-        lora_alpha=recipe.alpha,
-        lora_dropout=0.0,
-        target_modules=list(MATRICES),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
 
-    class Reports(TrainerCallback):  # type: ignore[misc,unused-ignore]
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            progress("training", state.global_step, state.max_steps)
 
-    def data(rows: Sequence[TrainingRow]) -> Any:
-        return Dataset.from_list([{"input_ids": row.ids, "labels": row.labels} for row in rows])
-
-    trainer = SFTTrainer(
-        model=model,
-        args=config,
-        train_dataset=data([*learned] * recipe.epochs + [*rehearsed] * recipe.rehearsals),
-        eval_dataset=data(held_out) if held_out else None,
-        processing_class=_padding_tokenizer(),
-        peft_config=lora,
-        callbacks=[Reports()],
-    )
-
-    trainer.remove_callback(PrinterCallback)
-
-    def held_out_loss() -> float | None:
-        return float(trainer.evaluate()["eval_loss"]) if held_out else None
-
-    if "before" not in state:
-        state["before"] = held_out_loss()
-        write_private(folder / RUN_FILE, json.dumps(state), replace=True)
-    checkpoint = _last_checkpoint(folder)
-    resumed_at = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
-    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
-    if not math.isfinite(result.training_loss):
-        raise TuningError("training diverged to NaN or infinity: try a lower learning rate")
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-10:]
-    after = held_out_loss()
-    unfinished = folder / f"{ADAPTER_FOLDER}.new"
+def _save_adapter(model: Any, folder: Path) -> Path:
+    # Replaces an earlier adapter only when the new one is complete.
+    unfinished, saved = folder / f"{ADAPTER_FOLDER}.new", folder / ADAPTER_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
-    trainer.model.save_pretrained(unfinished)
-    shutil.rmtree(folder / ADAPTER_FOLDER, ignore_errors=True)
-    unfinished.replace(folder / ADAPTER_FOLDER)
-    return TrainingResult(
-        folder / ADAPTER_FOLDER,
-        int(trainer.state.global_step),
-        resumed_at,
-        sum(losses) / max(len(losses), 1),
-        state["before"],
-        after,
-    )
+    model.save_pretrained(unfinished)
+    shutil.rmtree(saved, ignore_errors=True)
+    unfinished.replace(saved)
+    return saved
 
 
 def _open_run(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, Any]:
