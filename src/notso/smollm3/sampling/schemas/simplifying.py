@@ -20,6 +20,80 @@ from notso.smollm3.sampling.schemas.patterns import exclude_texts, matches
 _OBJECTS = frozenset(("properties", "patternProperties", "additionalProperties", "required", "minProperties"))
 _COMBINED = ("allOf", "anyOf", "oneOf")
 
+ONE = ("items", "additionalProperties")
+MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
+NAMED = ("properties", "patternProperties")
+"""Keywords with a schema (ONE), a list of schemas (MANY), or a mapping of names to schemas (NAMED)."""
+
+VALUES = frozenset(
+    (
+        *("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
+        *("minLength", "maxLength", "pattern"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    )
+)
+"""Keywords without subschemas that the library supports."""
+
+REWRITTEN = frozenset(
+    (
+        *("$ref", "format", "not", "if", "dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
+        *("contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems"),
+    )
+)
+"""Keywords that are rewritten with the library's keywords if possible."""
+
+SILENT = frozenset(("then", "else", "minContains", "maxContains", "additionalItems"))
+"""Keywords that only modify other keywords."""
+
+ANNOTATIONS = frozenset(
+    (
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("discriminator", "$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary"),
+        *("$defs", "definitions", "contentEncoding", "contentMediaType", "contentSchema"),
+    )
+)
+"""Annotations, which do not constrain values."""
+
+REFUSED = frozenset(("$dynamicRef", "$recursiveRef"))
+"""Constraints that are not supported."""
+
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "date-time": {"pattern": f"^{_DATE}[tT]{_TIME}$"},
+    "hostname": {"format": "hostname", "pattern": "^(?:-?[a-zA-Z0-9.])+$", "maxLength": 253},
+    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uuid", "uri")},
+}
+"""The formats that are enforced, in the library's keywords. Any other format is an annotation, as in the standard.
+
+Dates and times follow RFC 3339, but without leap seconds and the year 0; the library itself would allow February 29 in
+any year. Host names cannot have adjacent hyphens, which would start an encoded label.
+"""
+
+MAX_PATTERN_PROPERTIES = 32
+"""Maximum patterns per object, because the library intersects all patterns of an object with each other."""
+
+_KINDS = frozenset((*TYPES, "integer"))
+_PLAIN = {
+    "array": frozenset(("type", "items", "minItems", "maxItems")),
+    "object": frozenset(("type", "properties", "required", "additionalProperties")),
+}
+"""Schemas of a type are intersected only if they have no keywords besides these."""
+
+
+LARGEST_BOUND = 2**63 - 1024
+"""The largest double below 2**63. The library refuses bounds beyond it or its negative, except upper bounds of integers
+and bounds next to `enum` or `const`. Refused bounds are narrowed if possible."""
+
 
 class ObjectCloser:
     """Closes the schema of one document and its definitions."""
@@ -156,81 +230,6 @@ class ObjectCloser:
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
             yield from self._parts(self._open.get(reference.rpartition("/")[2], True), followed)
-
-
-ONE = ("items", "additionalProperties")
-MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
-NAMED = ("properties", "patternProperties")
-"""Keywords with a schema (ONE), a list of schemas (MANY), or a mapping of names to schemas (NAMED)."""
-
-VALUES = frozenset(
-    (
-        *("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
-        *("minLength", "maxLength", "pattern"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    )
-)
-"""Keywords without subschemas that the library supports."""
-
-REWRITTEN = frozenset(
-    (
-        *("$ref", "format", "not", "if", "dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
-        *("contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems"),
-    )
-)
-"""Keywords that are rewritten with the library's keywords if possible."""
-
-SILENT = frozenset(("then", "else", "minContains", "maxContains", "additionalItems"))
-"""Keywords that only modify other keywords."""
-
-ANNOTATIONS = frozenset(
-    (
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("discriminator", "$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary"),
-        *("$defs", "definitions", "contentEncoding", "contentMediaType", "contentSchema"),
-    )
-)
-"""Annotations, which do not constrain values."""
-
-REFUSED = frozenset(("$dynamicRef", "$recursiveRef"))
-"""Constraints that are not supported."""
-
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DAY = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
-_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-
-FORMATS: dict[str, dict[str, Any]] = {
-    "date": {"pattern": f"^{_DATE}$"},
-    "time": {"pattern": f"^{_TIME}$"},
-    "date-time": {"pattern": f"^{_DATE}[tT]{_TIME}$"},
-    "hostname": {"format": "hostname", "pattern": "^(?:-?[a-zA-Z0-9.])+$", "maxLength": 253},
-    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uuid", "uri")},
-}
-"""The formats that are enforced, in the library's keywords. Any other format is an annotation, as in the standard.
-
-Dates and times follow RFC 3339, but without leap seconds and the year 0; the library itself would allow February 29 in
-any year. Host names cannot have adjacent hyphens, which would start an encoded label.
-"""
-
-MAX_PATTERN_PROPERTIES = 32
-"""Maximum patterns per object, because the library intersects all patterns of an object with each other."""
-
-_KINDS = frozenset((*TYPES, "integer"))
-_PLAIN = {
-    "array": frozenset(("type", "items", "minItems", "maxItems")),
-    "object": frozenset(("type", "properties", "required", "additionalProperties")),
-}
-"""Schemas of a type are intersected only if they have no keywords besides these."""
-
-
-LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. The library refuses bounds beyond it or its negative, except upper bounds of integers
-and bounds next to `enum` or `const`. Refused bounds are narrowed if possible."""
 
 
 class Simplifier:
