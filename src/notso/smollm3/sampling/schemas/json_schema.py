@@ -91,7 +91,8 @@ def enforced_schema(document: object, param: str) -> EnforcedSchema:
     if schema is False:
         raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
     rewritten: dict[str, Any] = {**({} if schema is True else schema)}
-    _check_size(rewritten, definitions, param)
+    if (problem := _size_problem(rewritten, definitions)) is not None:
+        raise InvalidRequestError(problem, param=param)
     return EnforcedSchema(rewritten | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
 
 
@@ -117,7 +118,7 @@ def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
     return {keyword: value for keyword, value in kept.items() if value is not None or keyword == "const"}
 
 
-def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:
+def _size_problem(schema: Schema, definitions: dict[str, Schema]) -> str | None:
     # The library expands shared subschemas, so the size after expansion is checked.
     sizes: dict[int, tuple[int, int]] = {}
     deepest, size, period = 1, 0, 1
@@ -128,31 +129,27 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
         for inner in _iter_subschemas(each):
             period = math.lcm(period, _period(inner.get("multipleOf")))
             if period > MAX_PERIOD:
-                raise InvalidRequestError("multipleOf needs too much memory to be enforced", param=param)
+                return "multipleOf needs too much memory to be enforced"
             patterns = len(inner.get("patternProperties", ()))
             if patterns > MAX_PATTERN_PROPERTIES:
-                raise InvalidRequestError(
-                    f"patternProperties has {patterns} members; at most {MAX_PATTERN_PROPERTIES} are supported",
-                    param=param,
-                )
+                return f"patternProperties has {patterns} members; at most {MAX_PATTERN_PROPERTIES} are supported"
             if (optional := _longest_optional_run(inner, required)) > MAX_OPTIONAL:
-                raise InvalidRequestError(
+                return (
                     f"an object has {optional} consecutive optional properties; at most {MAX_OPTIONAL} are supported: "
-                    "require some of them",
-                    param=param,
+                    "require some of them"
                 )
         if _intersected(each, definitions, patterns_of) > MAX_INTERSECTED:
-            raise InvalidRequestError(f"more than {MAX_INTERSECTED} patterns apply to the same value", param=param)
+            return f"more than {MAX_INTERSECTED} patterns apply to the same value"
         own, depth = _extent(each, sizes)
         deepest, size = max(deepest, depth), size + own
     if size > MAX_REWRITTEN:
-        raise InvalidRequestError("the schema is too large: it has too many combinations", param=param)
+        return "the schema is too large: it has too many combinations"
     if definitions and deepest * (len(definitions) + 1) > MAX_DESCENT:
-        raise InvalidRequestError(
+        return (
             f"the schema has {len(definitions)} referenced definitions and a depth of {deepest}; "
-            f"depth * (definitions + 1) is limited to {MAX_DESCENT}",
-            param=param,
+            f"depth * (definitions + 1) is limited to {MAX_DESCENT}"
         )
+    return None
 
 
 def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
