@@ -99,7 +99,8 @@ def download(file: KnownFile, *, offline: bool = False, force: bool = False, sil
 def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exception) -> Path:
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.download import is_offline
-    from notso.smollm3.hub.repository import find_hub_file, is_official
+    from notso.smollm3.hub.registry import official_file
+    from notso.smollm3.hub.repository import find_hub_file
 
     can_ask = not silent and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stderr)
     if is_offline():
@@ -109,7 +110,7 @@ def _download_missing(name: str, *, silent: bool, fetch: bool, missing: Exceptio
         raise ModelFileError(f"{name} is not installed; use `--fetch` to download it") from missing
     # Ask first: the look-up sends the name to the Hub, and the name may be a mistyped path.
     question = f"{name} is not installed. Look for it on the Hugging Face Hub?"
-    if not (fetch or is_official(name) or typer.confirm(question, default=True, err=True)):
+    if not (fetch or official_file(name) or typer.confirm(question, default=True, err=True)):
         raise missing
     file = find_hub_file(name)
     if not fetch:

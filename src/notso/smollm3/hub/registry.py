@@ -202,11 +202,8 @@ def official_files() -> tuple[KnownFile, ...]:
     return KNOWN_FILES
 
 
-def known_file(name: str) -> KnownFile:
-    """Return the official file for a name such as `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0` or a file name.
-
-    Raises InvalidRequestError, which lists the choices.
-    """
+def official_file(name: str) -> KnownFile | None:
+    """Return the official file for a name such as `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0` or a file name."""
     normalized = name.strip().lower()
     model, _, quantization = normalized.partition(":")
     for file in KNOWN_FILES:
@@ -214,8 +211,16 @@ def known_file(name: str) -> KnownFile:
         models = {file.name.lower().partition(":")[0], "smollm3", file.repository.lower()}
         if normalized in spellings or (model in models and quantization in ("", file.quantization.lower())):
             return file
-    choices = ", ".join(file.name for file in KNOWN_FILES)
-    raise InvalidRequestError(f"there is no official model file {name!r}; choices: {choices}", param="name")
+    return None
+
+
+def known_file(name: str) -> KnownFile:
+    """Return `official_file(name)`. Raises InvalidRequestError, which lists the choices."""
+    file = official_file(name)
+    if file is None:
+        choices = ", ".join(file.name for file in KNOWN_FILES)
+        raise InvalidRequestError(f"there is no official model file {name!r}; choices: {choices}", param="name")
+    return file
 
 
 def hub_cache() -> Path:
@@ -307,10 +312,8 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
                 return path
         except OSError as error:  # for example, a folder that cannot be searched
             reason, cause = f"cannot be read: {error.strerror}", error
-        found = None
-        with contextlib.suppress(InvalidRequestError):
-            found = find_local(known_file(str(named)))
-        found = found or _installed(str(named))
+        known = official_file(str(named))
+        found = (find_local(known) if known is not None else None) or _installed(str(named))
         if found is None:
             raise ModelFileError(f"{path} {reason}") from cause
         return found
@@ -463,9 +466,8 @@ OWNERS = {
 
 def find_fetched_model(name: str) -> LocalModel:
     """Return a model in the Hugging Face cache by name or path. Raises InvalidRequestError."""
-    names = {name.strip().lower()}
-    with contextlib.suppress(InvalidRequestError):
-        names.add(known_file(name).name.lower())
+    known = official_file(name)
+    names = {name.strip().lower(), *([] if known is None else [known.name.lower()])}
     found = [model for model in local_models() if model.name.lower() in names or str(model.path) == name]
     cached = [model for model in found if model.where == "cache"]
     if len({model.path.resolve() for model in cached}) > 1:

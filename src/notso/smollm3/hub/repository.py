@@ -11,7 +11,15 @@ from urllib.parse import quote
 
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
 from notso.smollm3.hub import download
-from notso.smollm3.hub.registry import PART, KnownFile, cached_files, hub_cache, known_file, quantization_in
+from notso.smollm3.hub.registry import (
+    PART,
+    KnownFile,
+    cached_files,
+    hub_cache,
+    known_file,
+    official_file,
+    quantization_in,
+)
 from notso.smollm3.strict_json import json_or_none
 
 PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
@@ -30,16 +38,8 @@ def is_repository(name: str) -> bool:
 
 def is_downloadable(name: str) -> bool:
     """Return whether a name denotes an official file or a repository rather than a path."""
-    return is_official(name) or (is_repository(name) and not name.partition(":")[0].lower().endswith(".gguf"))
-
-
-def is_official(name: str) -> bool:
-    """Return whether a name denotes an official file."""
-    try:
-        known_file(name)
-    except InvalidRequestError:
-        return False
-    return True
+    is_file = name.partition(":")[0].lower().endswith(".gguf")
+    return official_file(name) is not None or (is_repository(name) and not is_file)
 
 
 def find_cached(name: str) -> Path | None:
@@ -79,11 +79,8 @@ def find_hub_file(name: str, *, offline: bool = False) -> KnownFile:
 
     Raises InvalidRequestError or DownloadError.
     """
-    try:
+    if official_file(name) is not None or not is_repository(name):
         return known_file(name)
-    except InvalidRequestError:
-        if not is_repository(name):
-            raise
     if offline:
         raise DownloadError(f"the files of {name.strip()} cannot be listed, because the network is disabled")
     repository, _, quantization = name.strip().partition(":")
