@@ -229,10 +229,10 @@ def test_invalid_adapter_is_rejected_before_copying_tensors(
 ) -> None:
     """The tensors may be holes in a sparse file, which is short on disk but larger than memory."""
 
-    def copied(tensor: object) -> None:
+    def copied(tensor: object, **changes: object) -> None:
         pytest.fail("the tensors were copied")
 
-    monkeypatch.setattr(lora, "_copy", copied)
+    monkeypatch.setattr(lora, "replace", copied)
     pairs = random_pairs(engine.config, 1)
     (outputs, _), (_, inputs) = pairs[0, "q_proj"][1].shape, pairs[0, "q_proj"][0].shape
     wide = np.zeros((600, inputs), np.float32), np.zeros((outputs, 600), np.float32)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -206,7 +206,7 @@ def _first_bad_row(tensor: QTensor) -> int | None:
 def _sampled_rows(tensor: QTensor) -> QTensor:
     rows = np.unique(np.linspace(0, tensor.rows - 1, min(SAMPLED_ROWS, tensor.rows)).astype(np.int64))
     packed = np.ascontiguousarray(tensor.row_data()[rows])
-    return QTensor(tensor.name, tensor.format, (len(rows), tensor.cols), packed.reshape(-1))
+    return replace(tensor, shape=(len(rows), tensor.cols), data=packed.reshape(-1))
 
 
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:

@@ -379,7 +379,7 @@ class _TensorCollector:
                 needed_bytes=self.nbytes,
                 available_bytes=self.available_bytes,
             )
-        self.found[place] = _interleaved(tensor, head_dim) if head_dim else _copy(tensor)
+        self.found[place] = _interleaved(tensor, head_dim) if head_dim else replace(tensor, data=tensor.data.copy())
 
 
 def _from_gguf(path: Path, tensors: _TensorCollector, scale: float) -> Factor:
@@ -452,11 +452,7 @@ def _interleaved(tensor: QTensor, head_dim: int) -> QTensor:
     if len(tensor.shape) != 2 or tensor.rows % head_dim:
         raise ModelFileError(f"{quoted(tensor.name)} does not consist of heads of {head_dim} rows")
     rows = interleave_rope_rows(tensor.data.reshape(-1, tensor.row_bytes), head_dim)
-    return QTensor(tensor.name, tensor.format, tensor.shape, rows.reshape(-1))
-
-
-def _copy(tensor: QTensor) -> QTensor:
-    return QTensor(tensor.name, tensor.format, tensor.shape, tensor.data.copy())
+    return replace(tensor, data=rows.reshape(-1))
 
 
 def _build_adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: Factor) -> Adapter:
@@ -496,7 +492,7 @@ def _pad_matrix(tensor: QTensor, rows: int, columns: int) -> QTensor:
     height, width = tensor.shape
     value_bytes = tensor.row_bytes // width
     padded = np.pad(tensor.data.reshape(height, -1), ((0, rows), (0, columns * value_bytes)))
-    return QTensor(tensor.name, tensor.format, (height + rows, width + columns), padded.reshape(-1))
+    return replace(tensor, shape=(height + rows, width + columns), data=padded.reshape(-1))
 
 
 def _scale_tensor(tensor: QTensor, factor: float) -> QTensor:
