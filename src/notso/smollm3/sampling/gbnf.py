@@ -58,7 +58,7 @@ class _GbnfTranslator:
         while at < len(source):
             found = _TOKEN.match(source, at)
             if found is None:
-                raise self._syntax_error(at, f"{source[at]!r} is not allowed here")
+                raise self._syntax_error(f"{source[at]!r} is not allowed here", at)
             if found.lastgroup != "space":
                 self._tokens.append((str(found.lastgroup), found.group(), at))
             at = found.end()
@@ -79,13 +79,11 @@ class _GbnfTranslator:
             self._expect("is")
             self._skip_lines()
             if name in bodies:
-                raise self._syntax_error(at, f"rule {name} is defined twice")
+                raise self._syntax_error(f"rule {name} is defined twice", at)
             bodies[name] = self._parse_alternatives(0)
             bodies[name].text = name
             if self._kind not in ("line", "end"):
-                raise self._syntax_error(
-                    self._tokens[self._at][2], f"{self._tokens[self._at][1]!r} is not allowed here"
-                )
+                raise self._syntax_error(f"{self._text!r} is not allowed here")
             self._skip_lines()
         for name in (*self._rules, "root"):
             if name not in bodies:
@@ -123,10 +121,14 @@ class _GbnfTranslator:
     def _kind(self) -> str:
         return self._tokens[self._at][0]
 
+    @property
+    def _text(self) -> str:
+        return self._tokens[self._at][1]
+
     def _expect(self, kind: str) -> str:
         found, text, at = self._tokens[self._at]
         if found != kind:
-            raise self._syntax_error(at, f"{kind if kind != 'is' else '::='} is missing")
+            raise self._syntax_error(f"{kind if kind != 'is' else '::='} is missing", at)
         self._at += 1
         return text
 
@@ -139,9 +141,9 @@ class _GbnfTranslator:
 
     def _parse_alternatives(self, depth: int) -> _Node:
         if depth > MAX_NESTED:
-            raise self._syntax_error(self._tokens[self._at][2], f"groups are nested more than {MAX_NESTED} levels deep")
+            raise self._syntax_error(f"groups are nested more than {MAX_NESTED} levels deep")
         options = [self._parse_sequence(depth)]
-        while self._tokens[self._at][1] == "|":
+        while self._text == "|":
             self._at += 1
             self._skip_lines()
             options.append(self._parse_sequence(depth))
@@ -156,10 +158,10 @@ class _GbnfTranslator:
                 self._skip_lines()
             elif kind == "repeat":
                 if not parts:
-                    raise self._syntax_error(at, f"{text} has nothing to repeat")
+                    raise self._syntax_error(f"{text} has nothing to repeat", at)
                 repeats += 1
                 if repeats > MAX_NESTED:
-                    raise self._syntax_error(at, f"more than {MAX_NESTED} repetition operators in a row")
+                    raise self._syntax_error(f"more than {MAX_NESTED} repetition operators in a row", at)
                 self._at += 1
                 parts[-1] = self._register_node(_Node("repeat", "".join(text.split()), [parts[-1]]))
             elif kind in ("name", "text", "set") or text in ("(", "."):
@@ -176,8 +178,8 @@ class _GbnfTranslator:
             return node
         if text == "(":
             inner = self._parse_alternatives(depth + 1)
-            if self._tokens[self._at][1] != ")":
-                raise self._syntax_error(self._tokens[self._at][2], ") is missing")
+            if self._text != ")":
+                raise self._syntax_error(") is missing")
             self._at += 1
             return inner
         return self._register_node(_Node("text", self._terminal_to_lark(kind, text, at)))
@@ -195,7 +197,7 @@ class _GbnfTranslator:
         is_negated = text.startswith("^")
         letters = self._parse_letters(text[is_negated:], at)
         if not letters:
-            raise self._syntax_error(at, "the set is empty")
+            raise self._syntax_error("the set is empty", at)
         members, place = "", 0
         while place < len(letters):
             is_range = letters[place + 1 : place + 2] == [("-", False)] and place + 2 < len(letters)
@@ -210,14 +212,15 @@ class _GbnfTranslator:
             number = found["x"] or found["u"] or found["U"]
             plain = found["plain"]
             if plain is not None and plain not in _ESCAPED:
-                raise self._syntax_error(at, f"\\{plain} is not an escape")
+                raise self._syntax_error(f"\\{plain} is not an escape", at)
             if number is not None and (int(number, 16) > 0x10FFFF or 0xD800 <= int(number, 16) < 0xE000):
-                raise self._syntax_error(at, f"{found.group()} is not a character")
+                raise self._syntax_error(f"{found.group()} is not a character", at)
             letter = chr(int(number, 16)) if number else _ESCAPED[plain] if plain else found["self"]
             letters.append((letter, found["self"] is None))
         return letters
 
-    def _syntax_error(self, at: int, what: str) -> InvalidRequestError:
+    def _syntax_error(self, what: str, at: int | None = None) -> InvalidRequestError:
+        at = self._tokens[self._at][2] if at is None else at
         line = self._source.count("\n", 0, at) + 1
         return _grammar_error(f"line {line}: {what}")
 
