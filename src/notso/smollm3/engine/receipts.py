@@ -151,10 +151,7 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
 
 
 def require_facts(receipt: Mapping[str, Any], facts: Mapping[str, Any], trained_tokens: int) -> None:
-    """Raise InvalidRequestError unless the receipt has these facts (see `build_receipt`) and this numerical code.
-
-    trained_tokens: the model's trained context.
-    """
+    """Raise InvalidRequestError unless the receipt has these facts and this numerical code."""
     for name, current in facts.items():
         if _is_left_out(receipt, name) or (name == "adapter" and current is None):
             continue

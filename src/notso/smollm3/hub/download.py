@@ -42,7 +42,7 @@ TIMEOUT_S = 20.0
 def request_from_hub(
     method: str, url: str, headers: Mapping[str, str] | None = None, *, leave_origin: bool = True
 ) -> Iterator[httpx2.Response]:
-    """Yield the response to a request with the user's Hub token; see `stream_following_redirects`."""
+    """Call `stream_following_redirects` with the user's token."""
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -99,7 +99,7 @@ def module_name(role: str) -> str:
 
 
 def interleave_rope_rows(rows: npt.NDArray[Number], head_rows: int) -> npt.NDArray[Number]:
-    """Return the rows (outputs, n) of a query or key matrix of transformers in the order of GGUF files."""
+    """Return rows (outputs, n) of a query or key matrix in GGUF's order."""
     # RoPE rotates values in pairs. In transformers, the two values of a pair are half a head apart; in a GGUF file,
     # they are adjacent. With heads of 128 rows, row 128h + 2i of a GGUF file is row 128h + i of transformers, and row
     # 128h + 2i + 1 is row 128h + 64 + i.

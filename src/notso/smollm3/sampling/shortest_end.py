@@ -111,7 +111,7 @@ class SearchMemory:
 
 @dataclass(frozen=True, slots=True)
 class EndingHints:
-    """Facts about a grammar that shorten searches, and results of earlier searches."""
+    """Facts about a grammar, and results of earlier searches."""
 
     tags: Sequence[int] = ()  # control tokens of the grammar
     names: Sequence[bytes] = ()  # `"NAME":` of required members

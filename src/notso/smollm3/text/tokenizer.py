@@ -197,7 +197,7 @@ class Tokenizer:
 
     @cached_property
     def all_bytes(self) -> list[bytes]:
-        """The bytes of each token. Shared, because the list of the 3B model takes ten megabytes."""
+        # Shared by all users, because the list of the 3B model takes ten megabytes.
         return list(map(self.token_bytes, range(self.vocab_size)))
 
     def token_text(self, token: int) -> str:
