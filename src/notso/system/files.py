@@ -21,6 +21,18 @@ def lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def lock_or_close(descriptor: int) -> bool:
+    """Like `lock`, but close the file if it cannot be locked, and return False if it is already locked."""
+    try:
+        lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return False
+        raise
+    return True
+
+
 def unlock_and_close(descriptor: int) -> None:
     # Closing the descriptor is not enough: a forked child has a copy, which keeps the file locked until the child ends
     # or executes another program.

@@ -13,6 +13,7 @@ import pytest
 
 from notso.smollm3.errors import DownloadError, NoSpaceError
 from notso.smollm3.hub import download, registry
+from notso.system import files
 from notso.system.files import lock
 
 
@@ -328,7 +329,7 @@ def test_finished_download_is_not_locked_by_a_forked_child(
 ) -> None:
     inherited: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(download, "lock", lambda descriptor: (inherited.append(os.dup(descriptor)), lock(descriptor)))
+        patch.setattr(files, "lock", lambda descriptor: (inherited.append(os.dup(descriptor)), lock(descriptor)))
         pull(official_file)
 
     try:

@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 from notso.smollm3.errors import DownloadError, NoSpaceError, Sentence, quoted
 from notso.smollm3.hub import registry
 from notso.smollm3.hub.registry import KnownFile, Progress
-from notso.system.files import lock, sync, unlock_and_close
+from notso.system.files import lock_or_close, sync, unlock_and_close
 from notso.system.processes import is_public_address
 
 if TYPE_CHECKING:
@@ -325,15 +325,10 @@ def _download_lock(file: KnownFile) -> Iterator[None]:
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(file).name
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / f"{file.sha256}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        lock(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        if not isinstance(error, BlockingIOError):
-            raise
+    if not lock_or_close(descriptor):
         raise DownloadError(
             Sentence(f"another process is already downloading {file.filename}", "download_busy", file=file.filename)
-        ) from None
+        )
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from notso.smollm3.kv.block_file import BlockName, DamagedBlockError, write_file
 from notso.smollm3.scheduling.block_pool import survives_eviction
-from notso.system.files import lock, sync_folder, unlock_and_close
+from notso.system.files import lock_or_close, sync_folder, unlock_and_close
 
 MAGIC = b"NOTSO-C1"
 # The log is rewritten if it has more than 2 n + MOST_WASTE records when it is read, where n is the number of records
@@ -341,15 +341,8 @@ class FolderLock:
     def acquire(self) -> bool:
         """Try to lock without waiting. Raises OSError if the file cannot be created."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            lock(descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                return False
-            raise
-        self._descriptor = descriptor
-        return True
+        self._descriptor = descriptor if lock_or_close(descriptor) else None
+        return self.is_held
 
     def release(self) -> None:
         if self._descriptor is not None:
