@@ -19,6 +19,7 @@ from typing import NamedTuple
 from notso.smollm3.sampling.schemas.automata import (
     ANYTHING,
     LAST,
+    WORD,
     Assertion,
     Chars,
     Choice,
@@ -59,7 +60,7 @@ _LOOKAROUNDS = {"?=": "a lookahead", "?!": "a lookahead", "?<=": "a lookbehind",
 _LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _CLASSES: dict[str, Ranges] = {
     "d": ((0x30, 0x39),),
-    "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+    "w": WORD,
     "s": (
         *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
         *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
@@ -417,7 +418,7 @@ class _Reader:
     def _group(self, depth: int) -> _Part:
         if depth > MAX_NESTED:
             raise PatternError(f"is nested more than {MAX_NESTED} levels deep")
-        lookaround = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._accept(opening)), None)
+        lookaround = next(filter(self._accept, _LOOKAROUNDS), None)
         if lookaround is not None and "<" in lookaround:
             self._mark_unsupported(_LOOKAROUNDS[lookaround])
         elif lookaround is not None:
@@ -437,7 +438,7 @@ class _Reader:
         inner, node = self._alternatives(depth)
         if not self._accept(")"):
             raise self._syntax_error("unclosed group")
-        if lookaround is not None and self._peek() in ("*", "+", "?", "{") and self._peek():
+        if lookaround is not None and self._peek() in ("*", "+", "?", "{"):
             if "<" in lookaround and self._quantifier() is not None:
                 raise self._syntax_error("nothing to repeat")
             self._require_legacy_mode("a lookahead is repeated")
