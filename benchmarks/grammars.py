@@ -23,7 +23,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.sampling.grammar import GrammarCompiler, grammar_part
-from notso.smollm3.sampling.structured_output import StructuredOutput
+from notso.smollm3.sampling.structured_output import GrammarOutput
 from notso.smollm3.text.tokenizer import Tokenizer
 
 PERSON = {
@@ -61,7 +61,7 @@ def follow(
         allowed = np.flatnonzero(matcher.allowed())
         masks.append(time.perf_counter() - start)
         start = time.perf_counter()
-        StructuredOutput(tokenizer, matcher).restrict(logits, in_reasoning=False)
+        GrammarOutput(tokenizer, matcher).restrict(logits, in_reasoning=False)
         rows.append(time.perf_counter() - start)
         going_on = [int(token) for token in allowed if token not in tokenizer.end_ids]
         if going_on:

@@ -181,10 +181,11 @@ class QuotedOutput(StructuredOutput):
         inner: StructuredOutput | None,
         started: str = "",
     ) -> None:
-        super().__init__(tokenizer, None)
+        super().__init__(tokenizer)
         self._vocabulary = vocabulary
         self._indices = indices
         self._inner = inner
+        self.constrains_tool_calls = inner is not None and inner.constrains_tool_calls
         self._open: Quotation | None = None
         self._is_half_closed = False  # the last token was the first byte of CLOSE, but may be part of the quotation
         self._tail = b""
@@ -204,10 +205,6 @@ class QuotedOutput(StructuredOutput):
             self._quote(bytes((byte,)))
         if self._open is None or not len(self._allowed(self._open, np.zeros(self._vocabulary.size, np.float32))):
             self._open, self._is_half_closed, self._tail = None, False, started[-MARK_BYTES:]  # not a quotation
-
-    @property
-    def constrains_tool_calls(self) -> bool:
-        return self._inner is not None and self._inner.constrains_tool_calls
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._open is not None and not in_reasoning:

@@ -32,16 +32,63 @@ class FieldMask(Protocol):
 
 
 class StructuredOutput:
-    """Constrains one answer. `closing`: number of tokens that end the reasoning."""
+    """Masks tokens of one answer."""
+
+    has_grammar: bool = False
+    constrains_tool_calls: bool = False
+
+    def __init__(self, tokenizer: Tokenizer, masked: Sequence[int] = ()) -> None:
+        self._masked = list(masked)
+        self.call_tag = tokenizer.tool_call_open_id
+
+    @property
+    def in_call(self) -> bool:
+        return False
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer so far is complete JSON."""
+        return False
+
+    def must_end_reasoning(self, left: int, closing: int) -> bool:
+        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
+        return False
+
+    def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
+        """Return logits (V,) with forbidden tokens masked. Raises InvalidRequestError."""
+        return _mask(logits, self._masked)
+
+    def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
+        """Return whether the answer can end within `left` tokens after the unmasked `token`; True if unknown."""
+        return True
+
+    def narrow(self, logits: Floats, token: int, left: int) -> Floats:
+        """Narrow the logits (V,) of `restrict` after `permits` has rejected `token`."""
+        return _mask(logits, [token])
+
+    def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
+        """Record a token, after which `left` tokens remain; return whether it starts the answer."""
+        return False
+
+
+class GrammarOutput(StructuredOutput):
+    """Constrains an answer with a grammar."""
+
+    has_grammar = constrains_tool_calls = True
 
     # The grammar constrains the answer from its first token. Between the closing tag of the reasoning and the answer, a
     # newline is also allowed. In reasoning, the grammar only masks end tokens.
     # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
+    # closing: number of tokens that end the reasoning.
     def __init__(
         self,
         tokenizer: Tokenizer,
-        matcher: Matcher | None,
+        matcher: Matcher,
         *,
         may_think: bool = False,
         masked: Sequence[int] = (),
@@ -49,14 +96,13 @@ class StructuredOutput:
         closing: int = 1,
         fields: FieldMask | None = None,
     ) -> None:
+        super().__init__(tokenizer, masked)
         self._fields = fields
         self._matcher = matcher
         self._may_think = may_think
         self._started = started
-        self.closing = closing
+        self._closing = closing
         self._after_close = False
-        self._masked = list(masked)
-        self.call_tag = tokenizer.tool_call_open_id
         self._ends = sorted(tokenizer.end_ids)
         self._text_of = tokenizer.token_bytes
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
@@ -65,26 +111,17 @@ class StructuredOutput:
         self._least: tuple[int | None] | None = None  # result of `_least_tokens`; None: not computed yet
 
     @property
-    def has_grammar(self) -> bool:
-        return self._matcher is not None
-
-    @property
-    def constrains_tool_calls(self) -> bool:
-        return self._matcher is not None
-
-    @property
-    def in_call(self) -> bool:
-        return False
-
-    @property
     def is_over(self) -> bool:
-        return self._started and self._matcher is not None and self._matcher.is_over
+        return self._started and self._matcher.is_over
+
+    @property
+    def is_whole(self) -> bool:
+        return self._started and self._matcher.is_json and self._matcher.may_end
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """Return logits (V,) with forbidden tokens masked. Raises InvalidRequestError."""
-        if self._matcher is None or in_reasoning:
+        if in_reasoning:
             self._may_think = False
-            return _mask(logits, self._masked if self._matcher is None else [*self._masked, *self._ends])
+            return _mask(logits, [*self._masked, *self._ends])
         allowed = self._matcher.allowed()
         if self._fields is not None:
             allowed = self._fields.narrow(allowed, logits)
@@ -96,26 +133,19 @@ class StructuredOutput:
         allowed[self._masked] = False
         return _keep(logits, allowed)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the answer so far is complete JSON."""
-        return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
-
     def must_end_reasoning(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
-        if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
+        if self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
         return least is not None and closing + least <= left <= closing + least + 1
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Return whether the answer can end within `left` tokens after the unmasked `token`; True if unknown."""
-        if self._matcher is None or in_reasoning or self._fields is not None:
+        if in_reasoning or self._fields is not None:
             return True  # not checked with `fields`, because the search for endings ignores their constraint
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._after_close and token == self._newline)):
-            needed = self.closing if opens else 0
+            needed = self._closing if opens else 0
             if left > self._matcher.least_estimate + needed:
                 return True
             least = self._least_tokens(left + 1)
@@ -123,19 +153,17 @@ class StructuredOutput:
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Narrow the logits (V,) of `restrict` after `permits` has rejected `token`."""
         return _narrow(self._matcher, logits, token, left)
 
     def _least_tokens(self, most: int) -> int | None:
-        if self._least is None and self._matcher is not None:
+        if self._least is None:
             self._least = (self._matcher.distance(most),)
-        return None if self._least is None else self._least[0]
+        return self._least[0]
 
     def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
-        """Record a token, after which `left` tokens remain; return whether it starts the answer."""
         open_id, close_id = self._tags
         after_close, self._after_close = self._after_close, in_reasoning and token == close_id
-        if self._matcher is None or in_reasoning:
+        if in_reasoning:
             return False
         if not self._started:
             if self._may_think and token == open_id:
@@ -172,13 +200,15 @@ def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
     return restricted
 
 
-def _narrow(matcher: Matcher | None, logits: Floats, token: int, left: int) -> Floats:
-    ids = None if matcher is None else matcher.remaining_choices(token, left)
+def _narrow(matcher: Matcher, logits: Floats, token: int, left: int) -> Floats:
+    ids = matcher.remaining_choices(token, left)
     return _mask(logits, [token]) if ids is None else mask_except(logits, ids)
 
 
 class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
+
+    constrains_tool_calls = True
 
     # A call starts with the token of its opening tag; tokens that would complete the tag as ordinary text are masked.
     # started: beginning of the answer in the prompt. If it ends with an unfinished call that violates the grammar,
@@ -192,7 +222,7 @@ class StructuredCalls(StructuredOutput):
         *,
         is_strict: bool,
     ) -> None:
-        super().__init__(tokenizer, None)
+        super().__init__(tokenizer)
         self._tokenizer = tokenizer
         self._fresh_matcher = matcher
         self._spelling = spelling
@@ -206,10 +236,6 @@ class StructuredCalls(StructuredOutput):
                     message = "the text so far does not match the tool's parameters"
                     raise InvalidRequestError(message, param="continue_last")
                 self._call = None
-
-    @property
-    def constrains_tool_calls(self) -> bool:
-        return True
 
     @property
     def in_call(self) -> bool:
@@ -249,7 +275,7 @@ class StructuredCalls(StructuredOutput):
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        return _narrow(self._call, logits, token, left)
+        return super().narrow(logits, token, left) if self._call is None else _narrow(self._call, logits, token, left)
 
     def _open_call(self) -> None:
         if self.call_tag is not None:
@@ -269,7 +295,7 @@ def structured_output_for(
 ) -> StructuredOutput | None:
     """Return the constraints of a request, or None if it has none. Raises InvalidRequestError.
 
-    started: beginning of the answer in the prompt. closing: see StructuredOutput.
+    started: beginning of the answer in the prompt. closing: see GrammarOutput.
     """
     # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that the prompt's cached prefix
     # remains valid.
@@ -281,7 +307,7 @@ def structured_output_for(
         if calls is not None:
             return calls
     if matcher is None:
-        return StructuredOutput(tokenizer, None, masked=masked) if masked else None
+        return StructuredOutput(tokenizer, masked) if masked else None
     if started:
         if options.tool_choice == "required" or isinstance(options.tool_choice, ToolName):
             raise InvalidRequestError("a required tool call cannot continue a begun answer", param="continue_last")
@@ -295,7 +321,7 @@ def structured_output_for(
         if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
             raise InvalidRequestError("the text so far does not match the documents", param="continue_last")
     may_think = options.thinking and may_think
-    return StructuredOutput(
+    return GrammarOutput(
         tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started), closing=closing, fields=fields
     )
 
