@@ -208,9 +208,7 @@ class GenerationWatch:
 
     def finish(self) -> None:
         """Wait for the generation to end. Raises its error, if any."""
-        for event in self._generation.events():
-            if event.error is not None:
-                raise event.error
+        self._generation.result()
 
     @property
     def finished(self) -> bool:
@@ -222,10 +220,7 @@ class GenerationWatch:
 
     @property
     def usage(self) -> Usage:
-        usage = next((event.usage for event in self._generation.read() if event.usage is not None), None)
-        if usage is None:
-            raise EngineError("the engine reported no usage")
-        return usage
+        return self._generation.result().usage
 
     @property
     def steps(self) -> list[float]:

@@ -538,10 +538,8 @@ class Engine:
         vectors = []
         with closing(_submit_in_order(submits)) as generations:
             for generation in generations:
-                events = list(generation.events())
-                if events[-1].error is not None:
-                    raise events[-1].error
-                vector = next((event.embedding for event in events if event.kind == "embedding"), None)
+                generation.result()
+                vector = next((event.embedding for event in generation.read() if event.kind == "embedding"), None)
                 if vector is None:  # the engine was closed meanwhile
                     raise EngineError(CLOSED)
                 vectors.append(vector)
