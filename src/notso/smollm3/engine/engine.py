@@ -173,8 +173,8 @@ class Engine:
             cache_version, config=self.config, kv_format=plan.kv_format, context_tokens=plan.context_tokens
         )
         arithmetic = version(content_identity(file)).hex()
-        if config.cache_dir is not None:
-            folder = Path(config.cache_dir)
+        folder = None if config.cache_dir is None else Path(config.cache_dir)
+        if folder is not None:
             store_kv_format_choice(file, self.config, config, plan)
             self._identity = IdentityWorker(file, folder)
             identity = self._identity.identity
@@ -194,7 +194,7 @@ class Engine:
             find_processor,
             sampling,
             arithmetic,
-            None if config.cache_dir is None else Path(config.cache_dir) / "quotes",
+            None if folder is None else folder / "quotes",
         )
         self._lost_callbacks: list[Callable[[], None]] = []
         on_device_lost = partial(_handle_device_loss, backend, self._lost_callbacks)
