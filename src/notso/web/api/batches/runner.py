@@ -196,11 +196,12 @@ class _Run:
             entry, body = await asyncio.to_thread(self._read_request, lines[number])
             async with self._repeating:  # wait while another request is repeated, see below
                 pass
-            status, headers, answer = await self._send_request(entry.url, body)
-            if status == 500:
+            repetition = Repetition()
+            status, headers, answer = await self._send_request(entry.url, body, repetition)
+            if status in (500, 503):
                 # Another request may have made the engine fail, so failed requests are repeated, one at a time.
                 async with self._repeating:
-                    status, headers, answer = await self._send_request(entry.url, body)
+                    status, headers, answer = await self._send_request(entry.url, body, repetition)
             response = {
                 "status_code": status,
                 "request_id": headers.get(HEADER.lower(), ""),
@@ -214,8 +215,7 @@ class _Run:
         entry = read_line(line, (self._body["endpoint"],))
         return entry, json_bytes(entry.body)
 
-    async def _send_request(self, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        repetition = Repetition()
+    async def _send_request(self, url: str, body: bytes, repetition: Repetition) -> tuple[int, dict[str, str], bytes]:
         while True:
             caller = await self._runner.ring.with_current_key(Caller(*self._batch.plan["caller"]))
             if caller is None:
