@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scripted_engine import ScriptedEngine, say
@@ -16,6 +18,7 @@ from scripted_engine import ScriptedEngine, say
 from notso.web.chat import html_cache
 from notso.web.chat.files.export import conversation, preference_rows
 from notso.web.edge.access import LOCAL_OWNER
+from notso.web.rendering.mathml import Formula
 from notso.web.store.protocol import ChatSnapshot
 from notso.web.values.ids import new_id
 from notso.web.values.wording import words
@@ -150,15 +153,34 @@ def test_formulas_of_a_shared_page_are_converted_once(start: Start, monkeypatch:
     assert first == second and first[0].count("<math") == 2 and "<math" not in first[1]
     assert converted == [(("x^2", "inline"), ("y", "inline")), ((r"\unknown", "inline"),)]
     monkeypatch.setattr(html_cache, "FAILED_SECONDS", 0.0)
-    monkeypatch.setattr(html_cache, "MATHML_CHARACTERS", 9)
+    monkeypatch.setattr(html_cache, "MATHML_BYTES", 9)
     cache = server.chat.html_cache
     cache._mathml.clear()
     cache._mathml_size = 0
     assert [shown(links[0]) for _ in range(2)] == [first[0]] * 2
     assert len(converted) == 4 and cache._mathml_size == 0, "MathML beyond the limit is not kept"
-    monkeypatch.setattr(html_cache, "MATHML_CHARACTERS", 1000)
+    monkeypatch.setattr(html_cache, "MATHML_BYTES", 1000)
     assert [shown(links[1]) for _ in range(2)] == [first[1]] * 2
     assert len(converted) == 6, "failures are kept only for a while"
+
+
+def test_memory_of_kept_formulas_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(formulas: tuple[Formula, ...]) -> list[str | None]:
+        return [None] * len(formulas)
+
+    async def fill() -> int:
+        cache = html_cache.HtmlCache(*cast(list[Any], [None] * 3))
+        tracemalloc.start()
+        try:
+            for page in range(40):
+                await cache.mathml(tuple((f"\\z{page}", f"style {page}") for _ in range(1000)))
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    monkeypatch.setattr(html_cache, "convert_all", fail)
+    monkeypatch.setattr(html_cache, "MATHML_BYTES", 1 << 20)
+    assert asyncio.run(fill()) < 2 << 20
 
 
 def test_temporary_chat_or_invalid_duration_cannot_be_shared(server: Any) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from notso.web.rendering.budget import Budget, Deadline
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
@@ -23,14 +25,14 @@ PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered within this time are shown as plain text for now."""
-MATHML_CHARACTERS = 2 * PAGE_BYTES  # maximum size of the MathML in memory, with its formulas
+MATHML_BYTES = 4 * PAGE_BYTES  # maximum memory of the MathML that is kept, with its formulas
 FAILED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
     mathml: list[str | None]
-    size: int  # characters, including the formulas
+    size: int  # bytes of memory, including the formulas
     expires: float
 
 
@@ -60,13 +62,14 @@ class HtmlCache:
         kept = self._mathml.get(formulas)
         if kept is None or kept.expires <= time.monotonic():
             converted = await convert_all(formulas)
-            size = sum(len(each or "") for each in (*converted, *(tex for tex, _ in formulas)))
+            # A short string takes many times its length, and up to four bytes per character.
+            size = sum(map(sys.getsizeof, (formulas, converted, *formulas, *chain(*formulas), *converted)))
             kept = _Converted(converted, size, time.monotonic() + (FAILED_SECONDS if None in converted else math.inf))
         if (earlier := self._mathml.pop(formulas, None)) is not None:
             self._mathml_size -= earlier.size
         self._mathml[formulas] = kept
         self._mathml_size += kept.size
-        while self._mathml_size > MATHML_CHARACTERS:
+        while self._mathml_size > MATHML_BYTES:
             self._mathml_size -= self._mathml.pop(next(iter(self._mathml))).size
         return kept.mathml
 
