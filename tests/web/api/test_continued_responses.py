@@ -12,14 +12,17 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from scripted_engine import ScriptedEngine
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from notso.smollm3 import Engine
 from notso.web.api.shared import background
+from notso.web.store.protocol import StoredResponse
 from notso.web.store.records import UnfinishedResponse
 from notso.web.store.sql.records import SQLRecords
 
@@ -213,3 +216,31 @@ def test_stored_request_is_decoded_outside_the_event_loop(monkeypatch: pytest.Mo
         unfinished = UnfinishedResponse("resp_1", "local", body, "[]", 3, 1000, path="/v1/responses")
         assert asyncio.run(background._has_read_events(unfinished)) is is_read
     assert threads[0] is not threading.current_thread()
+
+
+def test_response_is_left_to_the_next_process_if_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, failed = list[None](), list[str]()
+
+    async def pass_at_once(*_: object) -> None: ...
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        answered.append(None)
+        shared.stopping = len(answered) == background.MAX_FAILURES
+        await JSONResponse({}, 503)(scope, receive, send)
+
+    async def with_current_key(caller: object) -> object:
+        return caller
+
+    async def save_response(owner: str, response: StoredResponse) -> None:
+        failed.append(response.id)
+
+    records = SimpleNamespace(delete_unfinished_response=pass_at_once)
+    store = SimpleNamespace(records=records, save_response=save_response)
+    shared: Any = SimpleNamespace(stopping=False, engine=SimpleNamespace(wait_for_first_load=pass_at_once), store=store)
+    ring: Any = SimpleNamespace(with_current_key=with_current_key)
+    monkeypatch.setattr(asyncio, "sleep", pass_at_once)
+    responses = background.BackgroundResponses(shared, ring)
+    left = UnfinishedResponse("resp_1", "local", "{}", '["local", ""]', 3, 1000)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(responses._continue_claimed(cast(Any, None), answer, left))
+    assert len(answered) == background.MAX_FAILURES and not failed

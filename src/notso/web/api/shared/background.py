@@ -253,6 +253,8 @@ class BackgroundResponses:
         await self._shared.engine.wait_for_first_load()  # may take longer than the repetitions
         while True:
             status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, body)
+            if status == 503 and self._shared.stopping:
+                raise asyncio.CancelledError  # the next process continues the response
             if not await repetition.wait(status, headers):
                 return status, json.loads(answer or b"{}").get("error", {}) if status != 200 else {}
 
