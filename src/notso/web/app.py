@@ -466,6 +466,8 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     if problem.retry_after_seconds is not None:
         headers["Retry-After"] = str(problem.retry_after_seconds)
+    if problem.status == 405:
+        headers["Allow"] = ", ".join(_allowed_methods(request))
     services = chat_services(request)
     if is_api(request.scope):
         sentence = words["error_key"] if problem.status == 401 else problem.sentence
@@ -495,6 +497,12 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         )
     response.headers.update(headers)
     return response
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    # Starlette names the methods of the first route with this path, but each method of a path has its own route.
+    routes = (route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def _expects_json(request: Request, error: Exception) -> bool:

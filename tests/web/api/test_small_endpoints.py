@@ -97,6 +97,8 @@ def test_errors_outside_the_api_are_json_except_for_browsers(server: Any, path: 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     answer = server.client.put("/settings", json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET, POST", "each method has a route of its own"
+    assert server.client.put("/v1/responses/resp_1", json={}).headers["allow"] == "DELETE, GET"
     answer = server.client.get(server.address + path, headers={"accept": "text/html,*/*"})
     assert answer.status_code == 404 and answer.text.startswith("<!doctype html>")
 
