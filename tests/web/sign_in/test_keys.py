@@ -16,6 +16,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Progress
 from notso.web.chat import submit
+from notso.web.edge import revocation
 from notso.web.edge.access import mark_of
 from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
@@ -109,6 +110,30 @@ def test_shared_links_end_when_the_key_of_their_owner_is_revoked(start: Start, b
     book.revoke("ann")
     book.add("ann")
     assert [server.client.get(each).status_code for each in links.values()] == [404, 200]
+
+
+def test_streams_of_a_revoked_key_end(start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0.01)
+    ann, bob = book.add("ann")[0], book.add("bob")[0]
+    engine = ScriptedEngine(slots=3)
+    server = start(engine, sign_in=MANY).ready()
+    engine.gate.clear()  # no answer ends
+    browser = httpx.Client(base_url=server.address, timeout=60)
+    browser.post("/login", data={"api_key": ann})
+    body = BODY | {"stream": True}
+    with (
+        browser.stream("GET", "/feed", params={"tab": new_id()}) as feed,
+        server.client.stream("POST", "/v1/chat/completions", json=body, headers=bearer(ann)) as first,
+        server.client.stream("POST", "/v1/chat/completions", json=body, headers=bearer(bob)) as second,
+    ):
+        assert [each.status_code for each in (feed, first, second)] == [200, 200, 200]
+        book.revoke("ann")
+        for stream in (feed, first):
+            with pytest.raises(httpx.RemoteProtocolError):
+                stream.read()
+        engine.gate.set()
+        assert second.read().endswith(b"data: [DONE]\n\n"), "the stream of another key ended"
+    assert asked(server, bob).status_code == 200
 
 
 def test_server_key_is_valid_beside_user_keys_and_is_operator(start: Start, book: KeyManager) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from notso.web.edge.revocation import KeyWatch
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -192,6 +193,7 @@ class KeyRing:
         self._storage = storage if api_key is not None else None  # without a key, entries could not be signed
         if self._storage is not None:
             self._storage.subscribe("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
+        self._key_watch = KeyWatch(self._is_valid)
         self._sessions: dict[bytes, _Session] = {}
         self._digests_by_owner: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
 
@@ -258,6 +260,14 @@ class KeyRing:
     async def with_current_key(self, caller: Caller) -> Caller | None:
         """Return `caller` with the current settings of its key, or None if the key was revoked."""
         return caller if not caller.key_id or self._keys is None else await self._keys.lookup(caller.key_id)
+
+    def end_if_revoked(self, request: Request, caller: Caller) -> None:
+        """Close the request's connection if the caller's key is revoked before the response is complete."""
+        if caller.key_id:
+            self._key_watch.add(request.scope, caller.key_id)
+
+    async def _is_valid(self, key_id: str) -> bool:
+        return self._keys is None or await self._keys.lookup(key_id) is not None
 
     async def _resume_session(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
@@ -348,6 +358,7 @@ class AccessMark:
             raise Problem(403, words["error_operator"])
         if ring.quota_check is not None:
             await ring.quota_check(request, caller)
+        ring.end_if_revoked(request, caller)
 
 
 def operator_only(audit: str = "") -> Any:

@@ -335,6 +335,10 @@ class ClientConnection(H11Protocol):
     def gone(self) -> bool:
         return self.transport.is_closing()
 
+    def is_answering(self, cycle: object) -> bool:
+        # uvicorn creates a `cycle` object for each request and its response.
+        return not self.gone and self.cycle is cycle and not self.cycle.response_complete
+
     @property
     def _socket(self) -> socket.socket:
         return cast(socket.socket, self.transport.get_extra_info("socket"))
