@@ -52,6 +52,18 @@ def test_access_file_is_private_and_has_no_wal(tmp_path: Path) -> None:
     assert {each.name for each in path.parent.iterdir()} == {ACCESS_FILE}
 
 
+def test_settings_of_the_access_file_keep_acknowledged_changes(tmp_path: Path) -> None:
+    wanted = {"journal_mode": "delete", "synchronous": 2, "fullfsync": 1, "mmap_size": 0, "secure_delete": 1}
+
+    async def read() -> dict[str, Any]:
+        store = SQLiteAccessStore(tmp_path / "data")
+        found = await store.write(lambda sql: {name: next(iter(sql.execute(f"PRAGMA {name}")))[0] for name in wanted})
+        await store.close()
+        return found
+
+    assert asyncio.run(read()) == wanted
+
+
 def test_files_created_by_root_belong_to_the_owner_of_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,7 +216,9 @@ def _prepare(connection: sqlite3.Connection, timeout_ms: int) -> None:
         f"busy_timeout={timeout_ms}",
         "journal_mode=DELETE",
         "synchronous=FULL",
+        "fullfsync=ON",  # for macOS
         "trusted_schema=OFF",
+        "mmap_size=0",
         "secure_delete=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
