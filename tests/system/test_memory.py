@@ -35,6 +35,12 @@ def test_memory_limits_of_this_machine_are_positive() -> None:
     assert available_memory().source in {limit.source for limit in memory_limits()}  # two readings may differ
 
 
+def test_available_memory_names_what_this_process_holds(tmp_path: Path) -> None:
+    machine(tmp_path, "", {"../proc/self/status": "RssAnon: 2048 kB\nVmRSS: 9000 kB\n"})
+    found = available_memory(0, tmp_path / "proc")
+    assert found.own_bytes == (process_memory().held_bytes if sys.platform == "darwin" else 2 * MIB)
+
+
 def test_system_memory_is_the_limit_without_control_groups(tmp_path: Path) -> None:
     assert machine(tmp_path, "", {}) == [MemoryLimit("the system", 8192 * MIB)]
 

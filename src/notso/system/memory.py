@@ -11,7 +11,7 @@ import mmap
 import os
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from notso.system import libsystem
@@ -66,6 +66,7 @@ class MemoryLimit:
 
     source: str
     available_bytes: int
+    own_bytes: int = 0  # held by this process, so not available
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def memory_limits(
 
 
 def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> MemoryLimit:
-    return min(memory_limits(mapped_bytes, proc), key=lambda limit: limit.available_bytes)
+    lowest = min(memory_limits(mapped_bytes, proc), key=lambda limit: limit.available_bytes)
+    return replace(lowest, own_bytes=process_memory(proc).held_bytes)
 
 
 def physical_memory() -> int:

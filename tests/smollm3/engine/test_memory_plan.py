@@ -21,6 +21,7 @@ from notso.smollm3.conversion.converter import convert
 from notso.smollm3.engine.memory_plan import (
     BLOCK_TOKENS,
     CONTEXT_FLOOR_TOKENS,
+    OWN_BYTES,
     PROCESS_BYTES,
     SHARED_TOKENS,
     STEP_WINDOW_BLOCKS,
@@ -107,6 +108,26 @@ def test_64k_and_128k_contexts_of_the_3b_fit_into_4_gib() -> None:
 
     assert long.weights_bytes + long.kv_bytes < 4.0e9 - 100e6
     assert longest.weights_bytes + longest.kv_bytes < (4 << 30) - 150e6
+
+
+@pytest.mark.parametrize("own", [0, 50 * MIB, OWN_BYTES])
+def test_memory_that_the_process_holds_already_is_counted_once(own: int) -> None:
+    """The plan at the start of a server equals the plan when it loads the model, when it holds more memory."""
+    total = int(2.6 * 1024 * MIB)
+    plans = {
+        plan_engine(SMOLLM3_3B, WEIGHTS, EngineConfig(), MemoryLimit("a limit", total - held, held))
+        for held in (0, own)
+    }
+    assert len(plans) == 1
+
+
+def test_only_usual_memory_of_the_process_is_counted_as_its_part_of_the_plan() -> None:
+    def planned(own: int, **settings: Any) -> EnginePlan:
+        given = MemoryLimit("a limit", int(2.6 * 1024 * MIB), own)
+        return plan_engine(SMOLLM3_3B, WEIGHTS, EngineConfig(**settings), given)
+
+    assert planned(2 * OWN_BYTES) == planned(OWN_BYTES) != planned(0), "arrays of a program are not part of the plan"
+    assert planned(OWN_BYTES, beside_bytes=0) == planned(0, beside_bytes=0), "nor are engines loaded earlier"
 
 
 def test_default_context_shrinks_in_steps_to_fit_memory() -> None:

@@ -47,6 +47,10 @@ STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 # Memory of the interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
 
+# Part of PROCESS_BYTES that the process may already hold when an engine is planned. If it were counted twice, a model
+# for which there is room when the server starts would no longer fit when the server loads it.
+OWN_BYTES = PROCESS_BYTES // 2
+
 # Caches of at least this size use large pages, and are touched while the engine is idle so that the system allocates
 # them. The demo model's cache is smaller; on large pages, it would take 20 MB more than needed.
 LARGE_CACHE_BYTES = 64 * MIB
@@ -163,7 +167,7 @@ class _Planner:
     def __init__(self, config: SmolLM3Config, weights_bytes: int, limit: MemoryLimit) -> None:
         self.config = config
         self.weights_bytes = weights_bytes
-        self.limit = limit
+        self.limit = MemoryLimit(limit.source, limit.available_bytes + min(limit.own_bytes, OWN_BYTES))
 
     def plan(
         self, context: int, kv_format: KVFormat, sequences: int, *, blocks: int = 0, reduced: bool = False
