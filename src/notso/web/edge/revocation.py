@@ -10,8 +10,8 @@ from starlette.types import Scope
 from notso.web.edge.connections import ClientConnection, connection_of
 from notso.web.values.errors import StorageError
 
+# Interval at which the keys of running requests are looked up. Another process may have revoked them.
 CHECK_SECONDS = 1.0
-"""Interval at which the keys of running requests are looked up. Another process may have revoked them."""
 
 
 class KeyWatch:

@@ -59,6 +59,11 @@ class ServedModel:
     def accepts_requests(self) -> bool:
         return self.engine is not None and not self.leaving
 
+    @property
+    def retry_seconds(self) -> int:
+        # After a failed load. Only an operator can help, unless the host tries again by itself.
+        return 5 if isinstance(self.load, ReturningSource) else 60
+
     def mark_loaded(self, engine: ChatEngine) -> None:
         self.loads += 1
         self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"

@@ -251,6 +251,7 @@ def test_lost_engine_is_reported_and_reconnected(start: Start, relayed: Relayed,
     front.wait(lambda: front.client.get("/health").json() == {"status": "failed"})
     said = front.client.post("/v1/chat/completions", json=CHAT)
     assert said.status_code == 503 and "does not respond" in said.json()["error"]["message"]
+    assert said.headers["retry-after"] == "5", "the front end tries to reconnect every second"
     assert "1 2 3" in front.client.get(f"/chats/{asked.chat_id}").text, "the text so far is kept"
     relay.is_open = True
     front.wait(lambda: front.client.get("/health").status_code == 200)

@@ -70,7 +70,7 @@ def _require_model_info(services: Services) -> ModelInfo:
     require_model_available(services)
     info, failure = services.shared.engine.info, services.shared.engine.failure
     if info is None:
-        raise model_failed_error(failure) if failure else model_loading_error()
+        raise model_failed_error(services.shared.engine.default, failure) if failure else model_loading_error()
     return info
 
 

@@ -59,6 +59,7 @@ from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import caller_of, owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.edge.limits import RELEASE_BODY
+from notso.web.engine.host import ServedModel
 from notso.web.engine.model_names import (
     ModelChoice,
     adapter_id,
@@ -175,7 +176,7 @@ async def resolve_model_choice(services: ApiServices, name: str | None) -> Model
     await host.wait_for_first_load()
     choice = await find_model(host, registry, name)
     if host.default.state == "failed" and (choice is None or host.model(choice.model) is host.default):
-        raise model_failed_error(host.failure)
+        raise model_failed_error(host.default, host.failure)
     if choice is None:
         info, adapters = host.default.info, adapter_names(host.default)
         names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
@@ -197,17 +198,17 @@ async def serving(services: ApiServices, name: str | None = None) -> AsyncIterat
     choice = await resolve_model_choice(services, name)
     running = services.shared.requests.open("", counts=False)
     try:
-        engine = await _load_engine(running, choice)
+        engine = await _load_engine(services, running, choice)
         yield LoadedModel(engine, reported_model_info(services.shared.engine, choice, engine.info), choice)
     finally:
         running.close()
 
 
-async def _load_engine(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
+async def _load_engine(services: ApiServices, running: RunningRequest, choice: ModelChoice) -> ChatEngine:
     try:
         engine = await running.load(choice.model)
     except ModelError as error:
-        raise model_failed_error(str(error)) from error
+        raise model_failed_error(services.shared.engine.model(choice.model), str(error)) from error
     if engine is None:
         raise ApiError(503, "shutting_down", "the request was canceled", retry_after_seconds=5)
     return engine
@@ -217,8 +218,9 @@ def model_loading_error() -> ApiError:
     return ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
 
 
-def model_failed_error(reason: str) -> ApiError:
-    return ApiError(503, "model_failed", f"no model is available: {reason}", retry_after_seconds=60)
+def model_failed_error(served: ServedModel, reason: str) -> ApiError:
+    message = f"no model is available: {reason}"
+    return ApiError(503, "model_failed", message, retry_after_seconds=served.retry_seconds)
 
 
 def _unusable_model_error(error: Exception) -> ApiError:
@@ -241,7 +243,7 @@ async def respond(
     conversation, receipt_form = conversation_name(request), requested_receipt(request)
     running = _admit(services, owner, len(list(api_request.choices)))
     try:
-        engine = await _load_engine(running, choice)
+        engine = await _load_engine(services, running, choice)
         info = reported_model_info(host, choice, engine.info)
         dropped = find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
         await _check_prompts(request, api_request, engine)
@@ -488,7 +490,7 @@ async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tupl
             group = submissions[len(results) : len(results) + model.info.max_num_seqs]
             running = _admit(services, owner, len(group))
             try:
-                await _load_engine(running, model.choice)
+                await _load_engine(services, running, model.choice)
                 try:
                     await running.begin(Submissions(group), lambda work: run_prompt_work(request, work))
                 except InvalidRequestError as error:
