@@ -9,8 +9,8 @@ import zlib
 import pytest
 from documents.made import form_pdf, pdf, stream, text_operators, text_pdf
 
-from notso.documents import page_images
-from notso.documents.page_images import MAX_HEIGHT, MAX_WIDTH, PNG, PageDrawer, draw_page, png
+import notso.documents.pdf
+from notso.documents.pdf import MAX_HEIGHT, MAX_WIDTH, PNG, PageDrawer, draw_page, png
 from notso.documents.values import UnreadableError
 
 
@@ -72,7 +72,7 @@ def test_giant_page_is_rendered_within_size_limits() -> None:
 
 
 def test_rendering_without_sandbox_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_images, "lacking", lambda: ["Landlock"])
+    monkeypatch.setattr(notso.documents.pdf, "lacking", lambda: ["Landlock"])
     with pytest.raises(UnreadableError, match="this system lacks Landlock"):
         PageDrawer(text_pdf(["x"]), 1)
     assert PageDrawer(text_pdf(["x"]), 1, unconfined=True).draw().startswith(PNG)

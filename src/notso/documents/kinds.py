@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import BinaryIO, Literal
 
-from notso.documents import office, pdf
+from notso.documents import office, pdf, word
 from notso.documents.archives import Archive
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing, email_text, omit_data
@@ -92,10 +92,7 @@ def read(
         return "PDF", lambda: pdf.pdf_title(file), pdf.read_pdf(file, warnings, announce)
     if container == "zip":
         kind = _zip_kind(file, warnings)
-        readers = {"DOCX": office.read_docx, "PPTX": office.read_pptx, "ODT": office.read_odt}
-        others = {"EPUB": office.read_epub, "ODS": _read_ods, "XLSX": read_spreadsheet}
-        pages = readers[kind](file) if kind in readers else others[kind](file, warnings)
-        return kind, lambda: office.office_title(file), pages
+        return kind, lambda: office.office_title(file), _ARCHIVE_READERS[kind](file, warnings)
     if container == "ole":
         return "XLS", str, _read_ole(file, warnings)
     file.seek(0)
@@ -127,7 +124,17 @@ def _read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         if error.code != "document_damaged":
             raise
         # The library does not accept XML with indentation, which SheetJS writes.
-        yield from office.read_odt(file)
+        yield from office.read_odt(file, warnings)
+
+
+_ARCHIVE_READERS: dict[str, Callable[[BinaryIO, list[str]], Iterator[str]]] = {
+    "DOCX": word.read_docx,
+    "PPTX": office.read_pptx,
+    "ODT": office.read_odt,
+    "EPUB": office.read_epub,
+    "ODS": _read_ods,
+    "XLSX": read_spreadsheet,
+}
 
 
 def _read_ole(file: BinaryIO, warnings: list[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Streaming readers of DOCX, PPTX, ODT and EPUB, which are archives of XML."""
+"""Streaming readers of PPTX, ODT and EPUB, and parts of the reader of DOCX. These files are archives of XML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -14,18 +14,15 @@ from urllib.parse import unquote
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
-    REPLACED,
     Formula,
     ListLevel,
     ListNumbers,
     Lowered,
-    NoteMarks,
     Raised,
     Struck,
     formulas_as_text,
     joined,
     slide_label,
-    symbol,
     unicode_text,
 )
 from notso.documents.markup import html_text
@@ -37,12 +34,11 @@ MAX_REPEATED = 1_000
 """Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
 numbers."""
 
-_TRUE = ("1", "true", "on")
-_HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
+TRUE = ("1", "true", "on")
 
 
 @dataclass
-class _Page:
+class Page:
     blocks: list[str] = field(default_factory=list)
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""
@@ -111,56 +107,39 @@ class _Page:
         return self.tables[-1][-1][-1] if is_in_cell else self.blocks
 
 
-def read_docx(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of a Word document (split at its stored page breaks), then its footnotes and endnotes."""
-    archive = Archive(file)
-    main = _main_part(archive) or "word/document.xml"
-    folder = posixpath.dirname(main)
-    lists = _WordLists(_optional_events(archive, f"{folder}/numbering.xml"))
-    styles = _word_styles(_optional_events(archive, f"{folder}/styles.xml"), lists)
-    marks = _note_marks(_optional_events(archive, f"{folder}/settings.xml"))
-    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, marks)
-    for notes in ("footnotes", "endnotes"):
-        if f"{folder}/{notes}.xml" in archive.names:
-            events = xml_events(archive.pieces(f"{folder}/{notes}.xml"))
-            text = "\n\n".join(_word_pages(events, styles, lists, marks))
-            if text:
-                yield f"## {notes.capitalize()}\n\n{text}"
-
-
-def read_pptx(file: BinaryIO) -> Iterator[str]:
+def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     """Yield the slides of a presentation in order, each with its notes."""
     archive = Archive(file)
-    main = _main_part(archive) or "ppt/presentation.xml"
-    targets = _relationships(archive, main)
+    main = main_part(archive) or "ppt/presentation.xml"
+    targets = relationships(archive, main)
     # Read only the list of slides: the list of sections after it has `sldId` elements with ids of another kind.
     slides = takewhile(lambda each: each != XMLEvent("end", "sldIdLst", {}), xml_events(archive.pieces(main)))
-    order = [each.get("id", "") for each in _elements(slides, "sldId")]
+    order = [each.get("id", "") for each in elements(slides, "sldId")]
     for relationship_id in filter(None, order):
         slide = targets.get(relationship_id, ("", ""))[1]
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
         text = _slide_text(xml_events(archive.pieces(slide)))
         for kind, label in (("diagramData", ""), ("notesSlide", "Notes: ")):  # a diagram is SmartArt
-            for relationship, part in _relationships(archive, slide).values():
+            for relationship, part in relationships(archive, slide).values():
                 if relationship.endswith(f"/{kind}") and (further := _slide_text(xml_events(archive.pieces(part)))):
                     text += f"\n\n{label}{further}"
         yield text
 
 
-def read_odt(file: BinaryIO) -> Iterator[str]:
+def read_odt(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     """Yield the pages of an OpenDocument text, split as in `read_docx`."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
-    page, skip_depth, reading_start = _Page(), 0, 0
-    main, notes, citation = page, _Page(), ""  # `page` is the main text or the notes
+    page, skip_depth, reading_start = Page(), 0, 0
+    main, notes, citation = page, Page(), ""  # `page` is the main text or the notes
     repeated: list[int] = []  # number of rows that each open row stands for
     is_spreadsheet = False
     styles = _ODFStyles()
-    styles.read(_optional_events(archive, "styles.xml"), "automatic-styles")  # of headers and footers
+    styles.read(optional_events(archive, "styles.xml"), "automatic-styles")  # of headers and footers
     styles.read(xml_events(archive.pieces("content.xml")), "body")
     numbers = _ODFNumbers(styles)
-    outer: list[tuple[_Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
+    outer: list[tuple[Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
     forms: list[type[str]] = []  # of the open spans
     skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc")
     in_frame = ""
@@ -198,7 +177,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         elif event.name in ("p", "h"):
             page.end_paragraph()
             if start and event.name == "h":
-                page.prefix = f"{'#' * min(6, _count(event, 'outline-level'))} "
+                page.prefix = f"{'#' * min(6, count_of(event, 'outline-level'))} "
             elif start and page is notes and citation:
                 page.paragraph, citation = [citation, " "], ""
             if start and (label := numbers.label(event)):
@@ -209,7 +188,7 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
             (page.start_table if start else page.end_table)()
         elif event.name == "table-row" and start:
             page.start_row()
-            repeated.append(_count(event, "number-rows-repeated"))
+            repeated.append(count_of(event, "number-rows-repeated"))
         elif event.name == "table-row":
             times = repeated.pop()
             if times <= MAX_REPEATED or is_spreadsheet:  # texts have such rows only by mistake
@@ -219,10 +198,10 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
         elif event.name in ("table-cell", "covered-table-cell"):
             page.end_paragraph()
             if start:
-                for _ in range(min(MAX_REPEATED, _count(event, "number-columns-repeated"))):
+                for _ in range(min(MAX_REPEATED, count_of(event, "number-columns-repeated"))):
                     page.start_cell()
         elif start and event.name == "s":
-            page.paragraph.append(" " * min(MAX_REPEATED, _count(event, "c")))
+            page.paragraph.append(" " * min(MAX_REPEATED, count_of(event, "c")))
         elif start and event.name in ("tab", "line-break"):
             page.paragraph.append("\t" if event.name == "tab" else "\n")
         elif start and event.name in ("object", "object-ole"):
@@ -239,7 +218,7 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     archive = Archive(file)
     if "META-INF/rights.xml" in archive.names:
         raise UnreadableError("is protected by DRM", "document_protected")
-    rootfile = next(_elements(xml_events(archive.pieces("META-INF/container.xml")), "rootfile"), {})
+    rootfile = next(elements(xml_events(archive.pieces("META-INF/container.xml")), "rootfile"), {})
     package = rootfile.get("full-path", "")
     files: dict[str, str] = {}
     spine: list[str] = []
@@ -253,7 +232,7 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     chapters, problems = dict.fromkeys(spine), list[UnreadableError]()
     for each in chapters:
         try:
-            name = _resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
+            name = resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
             _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0])
         except UnreadableError as error:  # a missing file or an image
             problems.append(error)
@@ -270,65 +249,25 @@ def office_title(file: BinaryIO) -> str:
     archive = Archive(file)
     for name in ("docProps/core.xml", "meta.xml"):
         inside = False
-        for event in _optional_events(archive, name):
+        for event in optional_events(archive, name):
             if inside and event.kind == "text":
                 return event.name
             inside = event.kind == "start" and event.name == "title"
     return ""
 
 
-def _elements(events: Iterable[XMLEvent], name: str) -> Iterator[dict[str, str]]:
+def elements(events: Iterable[XMLEvent], name: str) -> Iterator[dict[str, str]]:
     # Yields the attributes of each element with this name.
     return (event.attributes for event in events if event.kind == "start" and event.name == name)
 
 
-def _optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
+def optional_events(archive: Archive, name: str) -> Iterator[XMLEvent]:
     # A missing or damaged part ends the events without an error, because the text can be read without this part.
     with suppress(UnreadableError):
         yield from xml_events(archive.pieces(name))
 
 
-@dataclass(slots=True)
-class _WordStyle:
-    name: str = ""
-    base: str = ""
-    list_id: str = ""
-    level: int | None = None
-    is_hidden: bool | None = None
-
-
-def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _WordStyle]:
-    # Style ids are in the word processor's language ("Kop1" in Dutch), but style names are in English ("heading 1").
-    styles: dict[str, _WordStyle] = {}
-    style = _WordStyle()
-    for event in events:
-        if event.kind != "start":
-            continue
-        value = event.attributes.get("val", "")
-        match event.name:
-            case "style":
-                style = styles.setdefault(event.attributes.get("styleId", ""), _WordStyle())
-            case "name":
-                style.name = style.name or value
-            case "basedOn":
-                style.base = value
-            case "numId":
-                style.list_id = style.list_id or value
-            case "vanish":
-                style.is_hidden = event.attributes.get("val", "1") in _TRUE
-            case "ilvl" if style.level is None:
-                style.level = _level(value)
-    for style_id in _in_order_of_inheritance({name: each.base for name, each in styles.items()}):
-        style = styles[style_id]
-        base = styles.get(style.base, style)
-        style.list_id = style.list_id or base.list_id
-        linked = lists.linked_level(style.list_id, style_id)
-        style.level = linked if linked is not None else base.level if style.level is None else style.level
-        style.is_hidden = base.is_hidden if style.is_hidden is None else style.is_hidden
-    return styles
-
-
-def _in_order_of_inheritance(bases: Mapping[str, str]) -> Iterator[str]:
+def in_order_of_inheritance(bases: Mapping[str, str]) -> Iterator[str]:
     # Yields each style after the style that it is based on.
     found = set[str]()
     for style in bases:
@@ -340,101 +279,7 @@ def _in_order_of_inheritance(bases: Mapping[str, str]) -> Iterator[str]:
         yield from reversed(chain)
 
 
-@dataclass(slots=True)
-class _WordList:
-    definition: str = ""  # id of the abstract list
-    levels: dict[int, ListLevel] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)  # where this list restarts the numbers of its definition
-
-
-class _WordLists:
-    # Lists with the same definition continue each other's numbers.
-    def __init__(self, events: Iterable[XMLEvent]) -> None:
-        self._linked_levels: dict[tuple[str, str], int] = {}  # definition and paragraph style -> level
-        self._lists: dict[str, _WordList] = {}
-        definitions: dict[str, dict[int, ListLevel]] = {}
-        styled: dict[str, str] = {}  # numbering style -> definition
-        links: dict[str, str] = {}  # definition -> numbering style
-        definition, levels, at, level, listed = "", dict[int, ListLevel](), 0, ListLevel(), _WordList()
-        for event in events:
-            if event.kind != "start":
-                continue
-            value = event.attributes.get("val", "")
-            match event.name:
-                case "abstractNum":
-                    definition = event.attributes.get("abstractNumId", "")
-                    levels = definitions.setdefault(definition, {})
-                case "styleLink":
-                    styled[value] = definition
-                case "numStyleLink":
-                    links[definition] = value
-                case "num":
-                    listed = self._lists.setdefault(event.attributes.get("numId", ""), _WordList())
-                    levels = listed.levels
-                case "abstractNumId":
-                    listed.definition = value
-                case "lvlOverride":
-                    at = _level(event.attributes.get("ilvl", ""))
-                case "startOverride":
-                    listed.starts[at] = _count(event, "val")
-                case "lvl":
-                    at = _level(event.attributes.get("ilvl", ""))
-                    level = levels[at] = ListLevel(restarts_after=at)
-                case "start":
-                    level.start = _count(event, "val")
-                case "numFmt":  # the first one: a fallback may follow
-                    own = event.attributes.get("format", "").partition(",")[0] if value == "custom" else ""
-                    level.form = level.form or own or value
-                case "lvlText":
-                    level.text = value
-                case "lvlRestart":
-                    level.restarts_after = min(at, _count(event, "val"))
-                case "isLgl":
-                    level.is_decimal = value in ("", *_TRUE)
-                case "pStyle":
-                    self._linked_levels[definition, value] = at
-        for listed in self._lists.values():
-            listed.definition = styled.get(links.get(listed.definition, ""), listed.definition)
-            levels = definitions.get(listed.definition, {})
-            listed.levels = levels | listed.levels if listed.levels or listed.starts else levels
-            for at, start in listed.starts.items():
-                listed.levels[at] = replace(listed.levels.get(at, ListLevel()), start=start)
-        self.restart()
-
-    def restart(self) -> None:
-        self._numbers: dict[str, ListNumbers] = {}
-        self._started = set[tuple[str, int]]()
-
-    def linked_level(self, list_id: str, style_id: str) -> int | None:
-        return self._linked_levels.get((self._lists.get(list_id, _WordList()).definition, style_id))
-
-    def label(self, list_id: str, level: int) -> str:
-        # Numbers a paragraph, and returns its number or a bullet.
-        listed = self._lists.get(list_id)
-        if listed is None:
-            return "-"
-        start = None if (list_id, level) in self._started else listed.starts.get(level)
-        self._started.add((list_id, level))
-        label = self._numbers.setdefault(listed.definition, ListNumbers()).next(listed.levels, level, start)
-        return "-" if level in listed.levels and listed.levels[level].form == "bullet" else label
-
-
-def _note_marks(settings: Iterable[XMLEvent]) -> dict[str, NoteMarks]:
-    # Returns the marks of footnotes ("f") and endnotes ("e").
-    marks = {"f": NoteMarks("1"), "e": NoteMarks("i")}
-    kind = "f"
-    for event in settings:
-        match event.name:
-            case "footnotePr" | "endnotePr":
-                kind = event.name[0]
-            case "numFmt" if event.kind == "start":
-                marks[kind].form = event.attributes.get("val", "")
-            case "numStart" if event.kind == "start":
-                marks[kind].start = _count(event, "val")
-    return marks
-
-
-def _level(text: str) -> int:
+def level_of(text: str) -> int:
     return min(MAX_LEVEL, int(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
@@ -463,7 +308,7 @@ class _ODFStyles:
             elif event.name == "outline-style":
                 levels = self.outline
             elif "level-style" in event.name:
-                levels[_count(event, "level") - 1] = _odf_level(event)
+                levels[count_of(event, "level") - 1] = _odf_level(event)
             elif event.name == "text-properties" and event.attributes.get("display") == "none":
                 self._hidden.add(style)
             elif event.attributes.get("text-line-through-style", "none") != "none":
@@ -472,7 +317,7 @@ class _ODFStyles:
                 self.forms[style] = Raised
             elif re.match("sub|-", event.attributes.get("text-position", "")):
                 self.forms[style] = Lowered
-        for style in _in_order_of_inheritance(self._bases):
+        for style in in_order_of_inheritance(self._bases):
             if self.list_styles[style] is None:
                 self.list_styles[style] = self.list_styles.get(self._bases[style])
 
@@ -486,16 +331,16 @@ class _ODFStyles:
 
 
 def _odf_level(event: XMLEvent) -> ListLevel:
-    given, level = event.attributes, min(MAX_LEVEL + 1, _count(event, "level"))
+    given, level = event.attributes, min(MAX_LEVEL + 1, count_of(event, "level"))
     form = given.get("num-format", "") or "none"
     if form in ("a", "A") and given.get("num-letter-sync") == "true":
         form = "lowerLetter" if form == "a" else "upperLetter"
-    shown = ".".join(f"%{each}" for each in range(max(1, level - _count(event, "display-levels") + 1), level + 1))
+    shown = ".".join(f"%{each}" for each in range(max(1, level - count_of(event, "display-levels") + 1), level + 1))
     text = given.get("num-prefix", "") + shown * (form != "none") + given.get("num-suffix", "")
     text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # LibreOffice's
     if form == "none" and (event.name == "list-level-style-bullet" or not re.search(r"[^\W\d]", text)):
         text = ""
-    return ListLevel(form, text, _count(event, "start-value"))
+    return ListLevel(form, text, count_of(event, "start-value"))
 
 
 class _ODFNumbers:
@@ -538,18 +383,18 @@ class _ODFNumbers:
         if levels is None and paragraph.name == "h" and given.get("is-list-header") != "true":
             if self._styles.list_styles.get(given.get("style-name", "")) == "":
                 return ""
-            levels, numbers, level = self._styles.outline, self._outline, _count(paragraph, "outline-level") - 1
+            levels, numbers, level = self._styles.outline, self._outline, count_of(paragraph, "outline-level") - 1
             item = paragraph
         if levels is None or item is None or not 0 <= level <= MAX_LEVEL:
             return ""
-        return numbers.next(levels, level, _count(item, "start-value") if "start-value" in item.attributes else None)
+        return numbers.next(levels, level, count_of(item, "start-value") if "start-value" in item.attributes else None)
 
 
 def _odf_formula(archive: Archive, target: str) -> str:
     # Returns the text of an embedded object if it is a formula.
     name = f"{posixpath.normpath(target).lstrip('/')}/content.xml"
     formula = Formula()
-    for event in _optional_events(archive, name) if name in archive.names else ():
+    for event in optional_events(archive, name) if name in archive.names else ():
         if event.kind == "text":
             formula.add(event.name)
         elif event.kind == "end":
@@ -561,145 +406,8 @@ def _odf_formula(archive: Archive, target: str) -> str:
     return formula.text()
 
 
-def _word_pages(
-    events: Iterator[XMLEvent],
-    styles: Mapping[str, _WordStyle],
-    lists: _WordLists,
-    marks: Mapping[str, NoteMarks],
-) -> Iterator[str]:
-    page, skip_depth, in_text = _Page(), 0, False
-    style, list_id = _WordStyle(), ""  # of the current paragraph
-    level: int | None = None
-    is_in_properties = False
-    is_continued = False  # the end of the current paragraph is deleted or hidden; the next one continues it
-    outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
-    lists.restart()
-    reading, reading_start = "", 0
-    form: type[str] = str  # properties of the current run
-    is_struck = is_hidden = False
-    choices, choice = list[str](), -1  # of a form field
-    note = ""
-    is_checked, font = False, ""
-    for event in formulas_as_text(events):
-        start = event.kind == "start"
-        if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
-            # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
-            is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in _TRUE)
-        if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange"):
-            skip_depth += 1 if start else -1
-        elif skip_depth:
-            continue
-        elif event.kind == "text":
-            if in_text and not is_hidden:
-                text = unicode_text(event.name, font)
-                page.paragraph.append(Struck(text) if is_struck else form(text))
-        elif event.name == "t":
-            in_text = start
-        elif event.name == "rt":  # stored before the base text
-            reading, reading_start = "" if start else page.cut_reading(reading_start), len(page.paragraph)
-        elif event.name == "ruby" and not start:
-            page.paragraph.append(reading)
-            reading = ""
-        elif event.name == "r":
-            form, is_struck, is_hidden, font = str, False, bool(style.is_hidden), ""
-        elif event.name == "rStyle" and start:
-            is_hidden = bool(styles.get(event.attributes.get("val", ""), style).is_hidden or is_hidden)
-        elif event.name == "rFonts" and start:
-            font = event.attributes.get("ascii", "")
-        elif event.name in ("strike", "dstrike") and start:
-            is_struck = is_struck or event.attributes.get("val", "1") in _TRUE
-        elif event.name == "vertAlign" and start:
-            value = event.attributes.get("val", "")
-            form = Raised if value == "superscript" else Lowered if value == "subscript" else str
-        elif event.name == "vanish" and start:
-            is_hidden = event.attributes.get("val", "1") in _TRUE
-        elif event.name == "p":
-            if not is_continued:
-                page.end_paragraph()
-            is_continued &= not start
-            form, is_struck, is_hidden = str, False, False
-            style = _WordStyle() if start else style
-        elif event.name == "txbxContent":
-            if start:
-                outer.append((page.prefix, page.paragraph, style, is_continued))
-                page.prefix, page.paragraph = "", []
-            else:
-                page.end_paragraph()
-                page.prefix, page.paragraph, style, is_continued = outer.pop()
-        elif event.name == "pPr":
-            is_in_properties = start
-            if start:
-                style, list_id, level = _WordStyle(), "", None
-            elif is_continued or style.is_hidden:
-                page.prefix, is_continued = "", True
-            elif (list_id := list_id or style.list_id) not in ("", "0"):
-                number = lists.label(list_id, (style.level or 0) if level is None else level)
-                page.prefix += f"{number} " * (number not in ("", "-" * bool(page.prefix)))
-        elif event.name == "numPr" and start:
-            list_id = style.list_id or "unknown"
-        elif event.name == "numId" and start:
-            list_id = event.attributes.get("val", "")
-        elif event.name == "ilvl" and start:
-            level = _level(event.attributes.get("val", ""))
-        elif event.name == "pStyle" and start:
-            value = event.attributes.get("val", "")
-            style = styles.get(value, _WordStyle(value))
-            # LibreOffice has a style named "Table Heading" for cells.
-            if not page.tables and (heading := _HEADING.search(style.name)):
-                page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
-        elif event.name == "tbl":
-            (page.start_table if start else page.end_table)()
-        elif event.name == "tr" and start:
-            page.start_row()
-        elif event.name == "gridBefore" and start:
-            for _ in range(min(MAX_REPEATED, _count(event, "val"))):
-                page.start_cell()
-        elif event.name == "tc":
-            page.end_paragraph()
-            if start:
-                page.start_cell()
-                page.spans.append(1)
-            else:
-                for _ in range(1, page.spans.pop()):
-                    page.start_cell()
-        elif event.name == "gridSpan" and start and page.spans:
-            page.spans[-1] = min(MAX_REPEATED, _count(event, "val"))
-        elif event.name == "checkBox":  # a form field; its states are in elements within it
-            if not start:
-                page.paragraph.append("\u2612" if is_checked else "\u2610")
-            is_checked = False
-        elif event.name == "ddList":
-            if not start:
-                page.paragraph += choices[max(0, choice) :][:1]
-            choices, choice = [], -1
-        elif start and event.name == "listEntry":
-            choices.append(event.attributes.get("val", ""))
-        elif start and event.name in ("result", "default", "checked"):
-            is_checked = event.attributes.get("val", "1") in _TRUE
-            choice = _count(event, "val") if event.name == "result" or choice < 0 else choice
-        elif event.name in ("footnote", "endnote") and start:
-            note = event.attributes.get("id", "")
-        elif start and event.name in ("footnoteReference", "endnoteReference"):
-            if "customMarkFollows" not in event.attributes:
-                page.add_mark(marks[event.name[0]].mark(event.attributes.get("id", "")))
-        elif start and event.name in ("footnoteRef", "endnoteRef"):
-            page.add_mark(marks[event.name[0]].marks.get(note, "*"))
-        elif start and event.name == "sym":
-            page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
-        elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
-            # A `tab` element with a position is a tab stop, not a tab character.
-            if "pos" not in event.attributes:
-                page.paragraph.append("-" if event.name == "noBreakHyphen" else "\t")
-        elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
-            if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
-                page.paragraph.append("\n")
-            elif not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
-                yield page.text_before_break()
-    yield page.text()
-
-
 def _slide_text(events: Iterator[XMLEvent]) -> str:
-    page, skip_depth, in_text = _Page(), 0, False
+    page, skip_depth, in_text = Page(), 0, False
     run_form: type[str] = str
     font = symbol_font = ""
     level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
@@ -739,9 +447,9 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
         elif event.name == "txBody" and start:
             numbers = {}
         elif event.name == "pPr" and start and "lvl" in event.attributes:
-            level = _level(event.attributes["lvl"])
+            level = level_of(event.attributes["lvl"])
         elif event.name == "buAutoNum" and start:
-            form = event.attributes.get("type", ""), _count(event, "startAt")
+            form = event.attributes.get("type", ""), count_of(event, "startAt")
         elif event.name == "br" and start:
             page.paragraph.append("\n")
         elif event.name == "ph" and start and event.attributes.get("type") in ("title", "ctrTitle"):
@@ -757,28 +465,28 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
     return page.text()
 
 
-def _relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
+def relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
     # Returns the relationships of a part (a member of the archive): id -> (type, name of the related member).
     folder, name = posixpath.split(part)
     rels_name = f"{folder}/_rels/{name}.rels"
     if rels_name not in archive.names:
         return {}
     return {
-        each.get("Id", ""): (each.get("Type", ""), _resolve_member(folder, each.get("Target", "")))
-        for each in _elements(xml_events(archive.pieces(rels_name)), "Relationship")
+        each.get("Id", ""): (each.get("Type", ""), resolve_member(folder, each.get("Target", "")))
+        for each in elements(xml_events(archive.pieces(rels_name)), "Relationship")
         if each.get("TargetMode") != "External"
     }
 
 
-def _main_part(archive: Archive) -> str:
+def main_part(archive: Archive) -> str:
     if "_rels/.rels" in archive.names:
-        for each in _elements(xml_events(archive.pieces("_rels/.rels")), "Relationship"):
+        for each in elements(xml_events(archive.pieces("_rels/.rels")), "Relationship"):
             if each.get("Type", "").endswith("/officeDocument"):
-                return _resolve_member("", each.get("Target", ""))
+                return resolve_member("", each.get("Target", ""))
     return ""
 
 
-def _resolve_member(folder: str, target: str) -> str:
+def resolve_member(folder: str, target: str) -> str:
     # The path names a member of the archive, so `..` must not lead out of the archive.
     joined = posixpath.normpath(posixpath.join(folder, target)) if not target.startswith("/") else target[1:]
     if joined.startswith(".."):
@@ -793,6 +501,6 @@ def _refuse_encrypted_odf(archive: Archive) -> None:
         raise UnreadableError("is encrypted", "document_encrypted")
 
 
-def _count(event: XMLEvent, name: str) -> int:
+def count_of(event: XMLEvent, name: str) -> int:
     value = event.attributes.get(name, "1")
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else MAX_REPEATED

@@ -1,16 +1,31 @@
-"""Text of the pages of PDF files, read with PDFium."""
+"""Text and images of the pages of PDF files, read with PDFium. Images are drawn in a sandboxed child process."""
 
 from __future__ import annotations
 
 import re
+import struct
+import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, compress
-from typing import Any, BinaryIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 from notso.documents.formulas import raised
-from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean, too_many_characters
+from notso.documents.values import (
+    MAX_CHARACTERS,
+    MAX_PAGES,
+    MIB,
+    UNCONFINED,
+    UnreadableError,
+    clean,
+    too_many_characters,
+)
+from notso.system.confinement import ConfinedProcess, ConfinedWorkError, Limits, lacking, serve_confined
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfDocument
 
 T = TypeVar("T")
 
@@ -29,6 +44,14 @@ _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
 # Text beside a drop cap is lower than a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
+
+MAX_WIDTH, MAX_HEIGHT = 1240, 1754
+"""Maximum size of a page's image in pixels: an A4 page at 150 dpi."""
+MAX_SCALE = 150 / 72
+DRAWING_LIMITS = Limits(cpu_s=20, memory_bytes=1024 * MIB, wall_s=60, answer_bytes=8 * MIB)
+DRAWING_PROGRAM = "from notso.documents.pdf import main; main()"
+PNG = b"\x89PNG\r\n\x1a\n"
+_PAGE_NUMBER = struct.Struct(">I")
 
 
 def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None]) -> Iterator[str]:
@@ -219,3 +242,89 @@ def _strip_margins(page: int, lines: Sequence[str], repeated: set[tuple[int, boo
     while last > max(first, len(lines) - MARGIN_LINES) and (page, False, lines[last - 1]) in repeated:
         last -= 1
     return lines[first:last]
+
+
+class PageDrawer:
+    """Draw one page of a PDF file. `draw` blocks; `kill` may be called from another thread."""
+
+    def __init__(self, data: bytes, page: int, unconfined: bool = False) -> None:
+        """Start the child for `page`, counted from 1. Raises UnreadableError.
+
+        unconfined: draw even if the system lacks Landlock or seccomp.
+        """
+        if not unconfined and (missing := lacking()):
+            raise UnreadableError(
+                f"is not shown as an image, because this system lacks {' and '.join(missing)} (see notso doctor)",
+                "document_unconfined",
+            )
+        try:
+            self._child = ConfinedProcess(
+                ("-c", DRAWING_PROGRAM, UNCONFINED if unconfined else ""),
+                _PAGE_NUMBER.pack(page) + data,
+                DRAWING_LIMITS,
+            )
+        except ConfinedWorkError as error:
+            raise UnreadableError(f"could not be drawn: {error}", "document_unread") from None
+
+    def draw(self) -> bytes:
+        """Return the page as PNG. Raises UnreadableError."""
+        try:
+            image = self._child.answer()
+        except ConfinedWorkError as error:
+            raise UnreadableError(f"could not be drawn: {error}", "document_unread") from None
+        finally:
+            self.kill()
+        if not image.startswith(PNG):
+            raise UnreadableError("could not be drawn: the page is damaged", "document_unread")
+        return image
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
+def main() -> None:
+    """Draw a page. Stdin contains its number, followed by the PDF file."""
+    from pypdfium2 import PdfDocument, PdfiumError
+
+    def work(request: bytes) -> bytes:
+        try:
+            return draw_page(PdfDocument(request[_PAGE_NUMBER.size :]), _PAGE_NUMBER.unpack_from(request)[0])
+        except (PdfiumError, ValueError, IndexError, OverflowError):
+            return b""
+
+    if UNCONFINED not in sys.argv[1:] and lacking():
+        raise SystemExit(1)
+    serve_confined(work, DRAWING_LIMITS)
+
+
+def draw_page(document: PdfDocument, page: int) -> bytes:
+    """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError (no page size)."""
+    document.init_forms()
+    if not 1 <= page <= len(document):
+        raise IndexError(page)
+    pdf_page = document[page - 1]
+    width, height = pdf_page.get_size()
+    if not (0 < width < float("inf") and 0 < height < float("inf")):
+        raise ValueError("the page has no size")
+    scale = min(MAX_SCALE, MAX_WIDTH / width, MAX_HEIGHT / height)
+    image = pdf_page.render(scale=scale, rev_byteorder=True)
+    return png(image.width, image.height, bytes(image.buffer), image.stride, image.n_channels)
+
+
+def png(width: int, height: int, pixels: bytes, stride: int, channels: int) -> bytes:
+    """Encode pixels as PNG. Rows have `stride` bytes. Pixels have 3 or 4 channels; the fourth is ignored."""
+    rows = []
+    for at in range(0, height * stride, stride):
+        row = pixels[at : at + channels * width]
+        if channels == 4:
+            packed = bytearray(3 * width)
+            for channel in range(3):
+                packed[channel::3] = row[channel::4]
+            row = bytes(packed)
+        rows.append(b"\0" + row)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return _PAGE_NUMBER.pack(len(body)) + kind + body + _PAGE_NUMBER.pack(zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return PNG + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")

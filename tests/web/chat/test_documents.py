@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine, say
 from smollm3.engine.test_reread import settle
 
 from notso.documents.citations import QUOTE_FIRST
-from notso.documents.page_images import PNG, PageDrawer
+from notso.documents.pdf import PNG, PageDrawer
 from notso.smollm3 import Engine, FixedPrefix, Message, RequestOptions
 from notso.smollm3.hub.registry import demo_path
 from notso.web.chat import library

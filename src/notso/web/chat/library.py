@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from notso.documents.kinds import EXTENSIONS
-from notso.documents.page_images import PageDrawer
+from notso.documents.pdf import PageDrawer
 from notso.documents.reading import DocumentReader
 from notso.documents.values import MAX_FILE_BYTES, UnreadableError
 from notso.text_file import read_regular

@@ -1,0 +1,323 @@
+"""Streaming reader of DOCX files."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from notso.documents.archives import Archive, XMLEvent, xml_events
+from notso.documents.formulas import (
+    REPLACED,
+    ListLevel,
+    ListNumbers,
+    Lowered,
+    NoteMarks,
+    Raised,
+    Struck,
+    formulas_as_text,
+    symbol,
+    unicode_text,
+)
+from notso.documents.office import (
+    MAX_REPEATED,
+    TRUE,
+    Page,
+    count_of,
+    in_order_of_inheritance,
+    level_of,
+    main_part,
+    optional_events,
+)
+
+_HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
+
+
+def read_docx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
+    """Yield the pages of a Word document (split at its stored page breaks), then its footnotes and endnotes."""
+    archive = Archive(file)
+    main = main_part(archive) or "word/document.xml"
+    folder = posixpath.dirname(main)
+    lists = _WordLists(optional_events(archive, f"{folder}/numbering.xml"))
+    styles = _word_styles(optional_events(archive, f"{folder}/styles.xml"), lists)
+    marks = _note_marks(optional_events(archive, f"{folder}/settings.xml"))
+    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, marks)
+    for notes in ("footnotes", "endnotes"):
+        if f"{folder}/{notes}.xml" in archive.names:
+            events = xml_events(archive.pieces(f"{folder}/{notes}.xml"))
+            text = "\n\n".join(_word_pages(events, styles, lists, marks))
+            if text:
+                yield f"## {notes.capitalize()}\n\n{text}"
+
+
+@dataclass(slots=True)
+class _WordStyle:
+    name: str = ""
+    base: str = ""
+    list_id: str = ""
+    level: int | None = None
+    is_hidden: bool | None = None
+
+
+def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _WordStyle]:
+    # Style ids are in the word processor's language ("Kop1" in Dutch), but style names are in English ("heading 1").
+    styles: dict[str, _WordStyle] = {}
+    style = _WordStyle()
+    for event in events:
+        if event.kind != "start":
+            continue
+        value = event.attributes.get("val", "")
+        match event.name:
+            case "style":
+                style = styles.setdefault(event.attributes.get("styleId", ""), _WordStyle())
+            case "name":
+                style.name = style.name or value
+            case "basedOn":
+                style.base = value
+            case "numId":
+                style.list_id = style.list_id or value
+            case "vanish":
+                style.is_hidden = event.attributes.get("val", "1") in TRUE
+            case "ilvl" if style.level is None:
+                style.level = level_of(value)
+    for style_id in in_order_of_inheritance({name: each.base for name, each in styles.items()}):
+        style = styles[style_id]
+        base = styles.get(style.base, style)
+        style.list_id = style.list_id or base.list_id
+        linked = lists.linked_level(style.list_id, style_id)
+        style.level = linked if linked is not None else base.level if style.level is None else style.level
+        style.is_hidden = base.is_hidden if style.is_hidden is None else style.is_hidden
+    return styles
+
+
+@dataclass(slots=True)
+class _WordList:
+    definition: str = ""  # id of the abstract list
+    levels: dict[int, ListLevel] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)  # where this list restarts the numbers of its definition
+
+
+class _WordLists:
+    # Lists with the same definition continue each other's numbers.
+    def __init__(self, events: Iterable[XMLEvent]) -> None:
+        self._linked_levels: dict[tuple[str, str], int] = {}  # definition and paragraph style -> level
+        self._lists: dict[str, _WordList] = {}
+        definitions: dict[str, dict[int, ListLevel]] = {}
+        styled: dict[str, str] = {}  # numbering style -> definition
+        links: dict[str, str] = {}  # definition -> numbering style
+        definition, levels, at, level, listed = "", dict[int, ListLevel](), 0, ListLevel(), _WordList()
+        for event in events:
+            if event.kind != "start":
+                continue
+            value = event.attributes.get("val", "")
+            match event.name:
+                case "abstractNum":
+                    definition = event.attributes.get("abstractNumId", "")
+                    levels = definitions.setdefault(definition, {})
+                case "styleLink":
+                    styled[value] = definition
+                case "numStyleLink":
+                    links[definition] = value
+                case "num":
+                    listed = self._lists.setdefault(event.attributes.get("numId", ""), _WordList())
+                    levels = listed.levels
+                case "abstractNumId":
+                    listed.definition = value
+                case "lvlOverride":
+                    at = level_of(event.attributes.get("ilvl", ""))
+                case "startOverride":
+                    listed.starts[at] = count_of(event, "val")
+                case "lvl":
+                    at = level_of(event.attributes.get("ilvl", ""))
+                    level = levels[at] = ListLevel(restarts_after=at)
+                case "start":
+                    level.start = count_of(event, "val")
+                case "numFmt":  # the first one: a fallback may follow
+                    own = event.attributes.get("format", "").partition(",")[0] if value == "custom" else ""
+                    level.form = level.form or own or value
+                case "lvlText":
+                    level.text = value
+                case "lvlRestart":
+                    level.restarts_after = min(at, count_of(event, "val"))
+                case "isLgl":
+                    level.is_decimal = value in ("", *TRUE)
+                case "pStyle":
+                    self._linked_levels[definition, value] = at
+        for listed in self._lists.values():
+            listed.definition = styled.get(links.get(listed.definition, ""), listed.definition)
+            levels = definitions.get(listed.definition, {})
+            listed.levels = levels | listed.levels if listed.levels or listed.starts else levels
+            for at, start in listed.starts.items():
+                listed.levels[at] = replace(listed.levels.get(at, ListLevel()), start=start)
+        self.restart()
+
+    def restart(self) -> None:
+        self._numbers: dict[str, ListNumbers] = {}
+        self._started = set[tuple[str, int]]()
+
+    def linked_level(self, list_id: str, style_id: str) -> int | None:
+        return self._linked_levels.get((self._lists.get(list_id, _WordList()).definition, style_id))
+
+    def label(self, list_id: str, level: int) -> str:
+        # Numbers a paragraph, and returns its number or a bullet.
+        listed = self._lists.get(list_id)
+        if listed is None:
+            return "-"
+        start = None if (list_id, level) in self._started else listed.starts.get(level)
+        self._started.add((list_id, level))
+        label = self._numbers.setdefault(listed.definition, ListNumbers()).next(listed.levels, level, start)
+        return "-" if level in listed.levels and listed.levels[level].form == "bullet" else label
+
+
+def _note_marks(settings: Iterable[XMLEvent]) -> dict[str, NoteMarks]:
+    # Returns the marks of footnotes ("f") and endnotes ("e").
+    marks = {"f": NoteMarks("1"), "e": NoteMarks("i")}
+    kind = "f"
+    for event in settings:
+        match event.name:
+            case "footnotePr" | "endnotePr":
+                kind = event.name[0]
+            case "numFmt" if event.kind == "start":
+                marks[kind].form = event.attributes.get("val", "")
+            case "numStart" if event.kind == "start":
+                marks[kind].start = count_of(event, "val")
+    return marks
+
+
+def _word_pages(
+    events: Iterator[XMLEvent],
+    styles: Mapping[str, _WordStyle],
+    lists: _WordLists,
+    marks: Mapping[str, NoteMarks],
+) -> Iterator[str]:
+    page, skip_depth, in_text = Page(), 0, False
+    style, list_id = _WordStyle(), ""  # of the current paragraph
+    level: int | None = None
+    is_in_properties = False
+    is_continued = False  # the end of the current paragraph is deleted or hidden; the next one continues it
+    outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
+    lists.restart()
+    reading, reading_start = "", 0
+    form: type[str] = str  # properties of the current run
+    is_struck = is_hidden = False
+    choices, choice = list[str](), -1  # of a form field
+    note = ""
+    is_checked, font = False, ""
+    for event in formulas_as_text(events):
+        start = event.kind == "start"
+        if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
+            # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
+            is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in TRUE)
+        if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange"):
+            skip_depth += 1 if start else -1
+        elif skip_depth:
+            continue
+        elif event.kind == "text":
+            if in_text and not is_hidden:
+                text = unicode_text(event.name, font)
+                page.paragraph.append(Struck(text) if is_struck else form(text))
+        elif event.name == "t":
+            in_text = start
+        elif event.name == "rt":  # stored before the base text
+            reading, reading_start = "" if start else page.cut_reading(reading_start), len(page.paragraph)
+        elif event.name == "ruby" and not start:
+            page.paragraph.append(reading)
+            reading = ""
+        elif event.name == "r":
+            form, is_struck, is_hidden, font = str, False, bool(style.is_hidden), ""
+        elif event.name == "rStyle" and start:
+            is_hidden = bool(styles.get(event.attributes.get("val", ""), style).is_hidden or is_hidden)
+        elif event.name == "rFonts" and start:
+            font = event.attributes.get("ascii", "")
+        elif event.name in ("strike", "dstrike") and start:
+            is_struck = is_struck or event.attributes.get("val", "1") in TRUE
+        elif event.name == "vertAlign" and start:
+            value = event.attributes.get("val", "")
+            form = Raised if value == "superscript" else Lowered if value == "subscript" else str
+        elif event.name == "vanish" and start:
+            is_hidden = event.attributes.get("val", "1") in TRUE
+        elif event.name == "p":
+            if not is_continued:
+                page.end_paragraph()
+            is_continued &= not start
+            form, is_struck, is_hidden = str, False, False
+            style = _WordStyle() if start else style
+        elif event.name == "txbxContent":
+            if start:
+                outer.append((page.prefix, page.paragraph, style, is_continued))
+                page.prefix, page.paragraph = "", []
+            else:
+                page.end_paragraph()
+                page.prefix, page.paragraph, style, is_continued = outer.pop()
+        elif event.name == "pPr":
+            is_in_properties = start
+            if start:
+                style, list_id, level = _WordStyle(), "", None
+            elif is_continued or style.is_hidden:
+                page.prefix, is_continued = "", True
+            elif (list_id := list_id or style.list_id) not in ("", "0"):
+                number = lists.label(list_id, (style.level or 0) if level is None else level)
+                page.prefix += f"{number} " * (number not in ("", "-" * bool(page.prefix)))
+        elif event.name == "numPr" and start:
+            list_id = style.list_id or "unknown"
+        elif event.name == "numId" and start:
+            list_id = event.attributes.get("val", "")
+        elif event.name == "ilvl" and start:
+            level = level_of(event.attributes.get("val", ""))
+        elif event.name == "pStyle" and start:
+            value = event.attributes.get("val", "")
+            style = styles.get(value, _WordStyle(value))
+            # LibreOffice has a style named "Table Heading" for cells.
+            if not page.tables and (heading := _HEADING.search(style.name)):
+                page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
+        elif event.name == "tbl":
+            (page.start_table if start else page.end_table)()
+        elif event.name == "tr" and start:
+            page.start_row()
+        elif event.name == "gridBefore" and start:
+            for _ in range(min(MAX_REPEATED, count_of(event, "val"))):
+                page.start_cell()
+        elif event.name == "tc":
+            page.end_paragraph()
+            if start:
+                page.start_cell()
+                page.spans.append(1)
+            else:
+                for _ in range(1, page.spans.pop()):
+                    page.start_cell()
+        elif event.name == "gridSpan" and start and page.spans:
+            page.spans[-1] = min(MAX_REPEATED, count_of(event, "val"))
+        elif event.name == "checkBox":  # a form field; its states are in elements within it
+            if not start:
+                page.paragraph.append("\u2612" if is_checked else "\u2610")
+            is_checked = False
+        elif event.name == "ddList":
+            if not start:
+                page.paragraph += choices[max(0, choice) :][:1]
+            choices, choice = [], -1
+        elif start and event.name == "listEntry":
+            choices.append(event.attributes.get("val", ""))
+        elif start and event.name in ("result", "default", "checked"):
+            is_checked = event.attributes.get("val", "1") in TRUE
+            choice = count_of(event, "val") if event.name == "result" or choice < 0 else choice
+        elif event.name in ("footnote", "endnote") and start:
+            note = event.attributes.get("id", "")
+        elif start and event.name in ("footnoteReference", "endnoteReference"):
+            if "customMarkFollows" not in event.attributes:
+                page.add_mark(marks[event.name[0]].mark(event.attributes.get("id", "")))
+        elif start and event.name in ("footnoteRef", "endnoteRef"):
+            page.add_mark(marks[event.name[0]].marks.get(note, "*"))
+        elif start and event.name == "sym":
+            page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
+        elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
+            # A `tab` element with a position is a tab stop, not a tab character.
+            if "pos" not in event.attributes:
+                page.paragraph.append("-" if event.name == "noBreakHyphen" else "\t")
+        elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
+            if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
+                page.paragraph.append("\n")
+            elif not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
+                yield page.text_before_break()
+    yield page.text()
