@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from documents.made import A, W, docx, odt, pdf, pdf_of, pptx, stream
+from documents.made import A, W, docx, odt, pdf, pdf_of, pptx, stream, xlsx
 from documents.test_traps import read_here
 
 from notso.documents.formulas import raised
@@ -61,6 +63,25 @@ def test_superscripts_of_pptx_do_not_change_numbers() -> None:
     runs = (("10", 0), ("6", 30000), (" of 2", -25000), (" and 3", 0))
     text = "".join(f'<a:r><a:rPr baseline="{at}"/><a:t>{each}</a:t></a:r>' for each, at in runs)
     assert read_here(pptx([f"<a:p>{text}</a:p>"]), "a.pptx").text == "10⁶ of 2 and 3"
+
+
+@pytest.mark.parametrize("prefix", ["", "x:"])
+def test_superscripts_of_xlsx_do_not_change_numbers(prefix: str) -> None:
+    run = "<r><rPr>{}</rPr><t xml:space='preserve'>{}</t></r>"
+    high, low, struck = '<vertAlign val="superscript"/>', '<vertAlign val="subscript"/>', "<strike/>"
+    power = run.format("", "10") + run.format(high, "6") + "<rPh><t>read</t></rPh>"
+    base, price = run.format("", "101") + run.format(low, "2"), run.format(struck, "100") + run.format("", "80")
+    main = "xmlns{}='http://schemas.openxmlformats.org/spreadsheetml/2006/main'"
+    strings = f"<sst {main.format('')}><si><t>106</t></si><si>{power}</si><si>{base}</si><si>{price}</si></sst>"
+    cells = "".join(f'<c r="{at}1" t="s"><v>{number}</v></c>' for number, at in enumerate("BCDE"))
+    inline = f'<c r="F1" t="inlineStr"><is>{power}</is></c><c r="G1" t="inlineStr"><is><t>106</t></is></c>'
+    error = '<c r="H1" t="e"><f>1/0</f><v>#DIV/0!</v></c><c r="I1"><v>7</v></c><c r="J1" t="e"><v>#N/A</v></c>'
+    sheet = f"<worksheet {main.format('')}><sheetData><row r='1'>{cells}{inline}{error}</row></sheetData></worksheet>"
+    if prefix:
+        sheet = re.sub("(</?)(?=[a-z])", r"\1x:", sheet).replace("xmlns=", "xmlns:x=")
+    made = xlsx("", **{"xl/worksheets/sheet1.xml": sheet, "xl/sharedStrings.xml": strings})
+    line = read_here(made, "a.xlsx").text.splitlines()[2]
+    assert line == "| 106 | 10⁶ | 101_2 | ~~100~~80 | 10⁶ | 106 | #DIV/0! | 7 | #N/A |"
 
 
 def test_superscripts_and_notes_of_odt_do_not_change_numbers() -> None:

@@ -95,6 +95,10 @@ class Lowered(str):
     __slots__ = ()
 
 
+SCRIPTS: dict[str, type[str]] = {"superscript": Raised, "subscript": Lowered}
+"""Values of `vertAlign` in Office Open XML."""
+
+
 def joined(pieces: Iterable[str]) -> str:
     """Join pieces of text, with superscripts as in `raised`."""
     forms: dict[type[str], Callable[[str], str]] = {Raised: raised, Struck: _struck}

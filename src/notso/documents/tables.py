@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from notso.documents.archives import Archive, has_zip_signature, xml_events
+from notso.documents.formulas import SCRIPTS, Struck, joined
 from notso.documents.values import MAX_CHARACTERS, UnreadableError, too_many_characters
 
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -30,13 +31,17 @@ _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which ma
 _DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")  # one column, below its name
 _SAMPLE = 1 << 16
 
-# A cell with a formula in the XML of a sheet: attributes, and the stored result.
-_FORMULA = re.compile(
-    rb"<(?:\w+:)?c\b([^<>]*)>\s*<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*(<(?:\w+:)?v\b[^<>]*>[^<]+)?"
-)
-_STYLED_CELL = re.compile(
-    rb"""<(?:\w+:)?c\b(?=[^<>]*\sr=["']([A-Z]{1,3})([0-9]{1,7})["'])[^<>]*\ss=["']([0-9]{1,7})["']"""
-)
+# Cells in the XML of a sheet (attributes, and the stored value or text): those with a formula, and those with an
+# attribute to be inserted.
+_FORMULA = rb"<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*"
+_VALUE = rb"(<(?:\w+:)?v\b[^<>]*>[^<]+|<(?:\w+:)?is>(?:[^<]|<(?!/?(?:\w+:)?(?:is|c)\b))*)?"
+_FORMULA_CELL = re.compile(rb"<(?:\w+:)?c\b([^<>]*)>\s*%b%b" % (_FORMULA, _VALUE))
+_CELL = rb"<(?:\w+:)?c\b(?=[^<>]*\s(?:%%b))([^<>]*)>\s*(?:%b)?%b" % (_FORMULA, _VALUE)
+_PLACE = re.compile(rb"""\sr=["']([A-Z]{1,3})([0-9]{1,7})["']""")
+_STYLE = re.compile(rb"""\ss=["']([0-9]{1,7})["']""")
+_TYPE = re.compile(rb"""\st=["'](e|s|str|inlineStr)["']""")
+_FORMS = re.compile(rb"vertAlign|strike")
+_NAMESPACES = re.compile(rb"(</?)\w+:")
 _ODS_PLACE = re.compile(rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>")
 _ODS_UNIT = re.compile(
     rb"""value-type=["'](?:(percentage)|currency["'].{0,200}?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
@@ -44,8 +49,8 @@ _ODS_UNIT = re.compile(
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # repetitions of a cell
 _MAX_FORMAT = 255  # characters
+_MAX_STYLES = 5_000
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
-_TEXT_CELL = re.compile(rb"""\bt=["']str["']""")  # its formula may return an empty text, which is then not stored
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
 """Types of XLSB records for cells without a column, which SheetJS writes. The library skips these cells."""
@@ -116,11 +121,11 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError."""
     import python_calamine
 
-    units = None
+    shown = None
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
-        units = _Units(Archive(file))  # a further reading, with its own limit
+        shown = _Shown(Archive(file))  # a further reading, with its own limit
     file.seek(0)
     try:
         workbook = python_calamine.CalamineWorkbook.from_filelike(file)
@@ -129,8 +134,8 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
             if is_visible and sheet.typ is python_calamine.SheetTypeEnum.WorkSheet:
                 cells = workbook.get_sheet_by_name(sheet.name)
                 rows: Iterator[list[str]] = ([_format_value(each) for each in row] for row in cells.iter_rows())
-                if units is not None and cells.start is not None:
-                    rows = units.added(number, sheet.name, cells.iter_rows(), cells.start[1])
+                if shown is not None and cells.start is not None:
+                    rows = shown.added(number, sheet.name, cells.iter_rows(), cells.start[1])
                 lines = markdown_lines(rows)
                 yield "\n".join([f"## {_cell(sheet.name)}", "", *lines])
     except python_calamine.PasswordError:
@@ -141,8 +146,9 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         raise UnreadableError("is damaged: its sheets cannot be read", "document_damaged") from None
 
 
-class _Units:
-    # Percent signs and currencies, which the library does not read: in XLSX files, they are in the formats of cells.
+class _Shown:
+    # What the library does not read: percent signs and currencies (in XLSX files, they are in the formats of cells),
+    # errors, and superscripts.
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self._ods_sheets = _Groups(self._ods_cells())
@@ -159,6 +165,11 @@ class _Units:
                 units[each.get("numFmtId", "")] = _unit(each.get("formatCode", ""))
             elif name == "xf" and is_of_cells:
                 self._units.append(units.get(each.get("numFmtId", ""), ""))
+        self._strings: dict[int, str] = {}  # shared texts with superscripts, by number
+        strings = archive.read("xl/sharedStrings.xml") if "xl/sharedStrings.xml" in archive.names else b""
+        if _FORMS.search(strings):
+            with suppress(UnreadableError):
+                self._strings = {at: text for at, text in enumerate(_rich_texts(strings)) if text}
 
     def _elements(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
         with suppress(UnreadableError):  # the library reports damaged files
@@ -172,24 +183,44 @@ class _Units:
         units = _Groups(self._xlsx_cells(part) if part else (place[1:] for place in self._ods_sheets.get(sheet)))
         for number, row in enumerate(rows):
             texts = [_format_value(each) for each in row]
-            for _, column, unit in units.get(number):
+            for _, column, unit, text in units.get(number):
                 value = row[column - left] if left <= column < left + len(row) else None
-                if isinstance(value, float):
+                if unit and isinstance(value, float):
                     text = _format_value(value * 100 if unit == "%" else value)
-                    texts[column - left] = f"{text}%" if unit == "%" else f"{text} {unit}"
+                    text += "%" if unit == "%" else f" {unit}"
+                if text and value is not None:
+                    texts[column - left] = text
             yield texts
 
-    def _xlsx_cells(self, part: str) -> Iterator[tuple[int, int, str]]:
-        # Yields row, column and unit.
-        for letters, row, style in self._tags(_STYLED_CELL, part) if any(self._units) else ():
-            if unit := self._units[int(style)] if int(style) < len(self._units) else "":
+    def _xlsx_cells(self, part: str) -> Iterator[tuple[int, int, str, str]]:
+        # Yields row, column, unit and text.
+        types = rb"""t=["'](?:e|inlineStr%b)["']""" % (b"|s" if self._strings else b"")
+        styles = b"|".join(b"%d" % at for at, unit in enumerate(self._units[:_MAX_STYLES]) if unit)
+        cell = re.compile(_CELL % (types + rb"""|s=["'](?:%b)["']""" % styles if styles else types))
+        for attributes, value in _cells(cell, self._archive.pieces(part)) if part in self._archive.names else ():
+            style, text = _STYLE.search(attributes), self._text(attributes, value)
+            unit = self._units[int(style[1])] if style is not None and int(style[1]) < len(self._units) else ""
+            if (unit or text) and (place := _PLACE.search(attributes)) is not None:
                 column = 0
-                for letter in letters:
+                for letter in place[1]:
                     column = 26 * column + letter - 64
-                yield int(row) - 1, column - 1, unit
+                yield int(place[2]) - 1, column - 1, unit, text
 
-    def _ods_cells(self) -> Iterator[tuple[int, int, int, str]]:
-        # Yields sheet, row, column and unit.
+    def _text(self, attributes: bytes, value: bytes) -> str:
+        # Returns an error or a text with superscripts. Of other cells, the library reads the text.
+        kind = _TYPE.search(attributes)
+        if kind is None or not value:
+            return ""
+        if kind[1] == b"inlineStr" and _FORMS.search(value):
+            with suppress(UnreadableError):
+                return next(_rich_texts(_NAMESPACES.sub(rb"\1", value) + b"</is>"), "")
+        content = value.rpartition(b">")[2].strip()
+        if kind[1] == b"s" and self._strings:
+            return self._strings.get(int(content), "") if content.isdigit() else ""
+        return content.decode("utf-8", "replace") if kind[1] == b"e" else ""
+
+    def _ods_cells(self) -> Iterator[tuple[int, int, int, str, str]]:
+        # Yields sheet, row, column, unit, and no text.
         sheet, row, column, times, units, left = -1, 0, 0, 1, list[tuple[int, str]](), MAX_CELLS
         for end, name, attributes in self._tags(_ODS_PLACE, "content.xml"):
             if name == b"table":
@@ -208,7 +239,7 @@ class _Units:
                     left -= len(units)
                     if left < 0:
                         return
-                    yield from ((sheet, row, at, unit) for at, unit in units)
+                    yield from ((sheet, row, at, unit, "") for at, unit in units)
                     row += 1
                 row += 0 if units else times
                 units = []
@@ -232,6 +263,30 @@ class _Groups(Generic[T]):
         while self._next is not None and self._next[0] < number:
             self._next = next(self._groups, None)
         return self._next[1] if self._next is not None and self._next[0] == number else ()
+
+
+def _rich_texts(data: bytes) -> Iterator[str]:
+    # Yields each text of spreadsheet XML with its superscripts; empty: the text has none.
+    pieces, in_text, skip_depth = list[str](), False, 0
+    form: type[str] = str
+    for event in xml_events(iter((data,))):
+        start = event.kind == "start"
+        if event.kind != "text" and event.name == "rPh":  # a reading
+            skip_depth += 1 if start else -1
+        elif event.kind == "text":
+            if in_text and not skip_depth:
+                pieces.append(form(event.name))
+        elif event.name == "t":
+            in_text = start
+        elif event.name == "r":
+            form = str
+        elif event.name == "vertAlign" and start:
+            form = SCRIPTS.get(event.attributes.get("val", ""), form)
+        elif event.name == "strike" and start and event.attributes.get("val", "1") in ("1", "true"):
+            form = Struck
+        elif event.name in ("si", "is") and not start:
+            yield joined(pieces) if any(type(each) is not str for each in pieces) else ""
+            pieces, form = [], str
 
 
 def _repeated(attributes: bytes) -> int:
@@ -261,8 +316,9 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
     for name in sorted(archive.names):
         if re.fullmatch(r"xl/worksheets/[^/]+\.xml", name):
             missing += sum(
-                wants_results or not (result or _TEXT_CELL.search(attributes))
-                for attributes, result in _formulas(archive.pieces(name))
+                # A formula may return an empty text, which is then not stored.
+                wants_results or not (value or ((kind := _TYPE.search(attributes)) and kind[1] == b"str"))
+                for attributes, value in _cells(_FORMULA_CELL, archive.pieces(name))
             )
         elif re.fullmatch(r"xl/worksheets/[^/]+\.bin", name) and _has_short_cells(archive.read(name)):
             raise UnreadableError("is an XLSB file of an unsupported variant; save it as XLSX")
@@ -270,16 +326,16 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
         warnings.append(f"formulas whose results may be missing: {missing:,}; save the file in a spreadsheet program")
 
 
-def _formulas(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def _cells(pattern: re.Pattern[bytes], pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
     rest = b""
     for piece in pieces:
         text = rest + piece
         last = text.rfind(b"<", 0, max(text.rfind(b"<c "), text.rfind(b":c ")) + 1)  # may continue in the next piece
         if last < 0 or len(text) - last > _MAX_CELL_BYTES:
             last = len(text)
-        yield from _FORMULA.findall(text[:last])
+        yield from pattern.findall(text[:last])
         rest = text[last:]
-    yield from _FORMULA.findall(rest)
+    yield from pattern.findall(rest)
 
 
 def _has_short_cells(data: bytes) -> bool:

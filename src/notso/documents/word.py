@@ -11,11 +11,10 @@ from typing import BinaryIO
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.formulas import (
     REPLACED,
+    SCRIPTS,
     ListLevel,
     ListNumbers,
-    Lowered,
     NoteMarks,
-    Raised,
     Struck,
     formulas_as_text,
     symbol,
@@ -234,8 +233,7 @@ def _word_pages(
         elif event.name in ("strike", "dstrike") and start:
             is_struck = is_struck or event.attributes.get("val", "1") in TRUE
         elif event.name == "vertAlign" and start:
-            value = event.attributes.get("val", "")
-            form = Raised if value == "superscript" else Lowered if value == "subscript" else str
+            form = SCRIPTS.get(event.attributes.get("val", ""), str)
         elif event.name == "vanish" and start:
             is_hidden = event.attributes.get("val", "1") in TRUE
         elif event.name == "p":
