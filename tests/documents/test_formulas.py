@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import pytest
 from documents.made import A, W, docx, odt, pdf, pdf_of, pptx, stream, xlsx
@@ -325,6 +326,40 @@ def test_notes_of_docx_are_marked_as_its_settings_state() -> None:
     )
     made = docx(f"<w:p>{run('a')}{marks}</w:p>", **{"word/settings.xml": f"<w:settings {W}>{forms}</w:settings>"})
     assert read_here(made, "a.docx").text == "a[b]¹"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sections", "marks"),
+    [
+        ('<w:numRestart w:val="eachPage"/>', ("", ""), "1 2 1 1 2"),
+        ('<w:numRestart w:val="eachSect"/>', ("", ""), "1 2 3 1 2"),
+        (
+            "",
+            ('<w:numFmt w:val="lowerLetter"/>', '<w:numRestart w:val="eachSect"/><w:numStart w:val="4"/>'),
+            "a b c 4 5",
+        ),
+        ("", ("", '<w:numFmt w:val="upperRoman"/>'), "1 2 3 IV V"),
+    ],
+)
+def test_note_marks_of_docx_restart(settings: str, sections: tuple[str, str], marks: str) -> None:
+    note = 'w <w:footnoteReference w:id="{}"/>'
+    first, last = (f"<w:sectPr><w:footnotePr>{each}</w:footnotePr></w:sectPr>" for each in sections)
+    old = "<w:sectPrChange><w:sectPr/></w:sectPrChange></w:sectPr>"
+    body = (
+        f"<w:p><w:pPr>{first.replace('</w:sectPr>', old)}</w:pPr><w:r><w:t>w</w:t>{note.format(1)}{note.format(2)}"
+        f'<w:br w:type="page"/>{note.format(3)}</w:r></w:p>'
+        f"<w:p><w:r><w:lastRenderedPageBreak/>{note.format(4)}{note.format(5)}</w:r></w:p>{last}"
+    )
+    own = "".join(f'<w:footnote w:id="{at}"><w:p><w:r><w:footnoteRef/></w:r></w:p></w:footnote>' for at in range(1, 6))
+    made = docx(
+        body,
+        **{
+            "word/settings.xml": f"<w:settings {W}><w:footnotePr>{settings}</w:footnotePr></w:settings>",
+            "word/footnotes.xml": f"<w:footnotes {W}>{own}</w:footnotes>",
+        },
+    )
+    notes = read_here(made, "a.docx").text.partition("## Footnotes")[2]
+    assert [each.strip("[]") for each in unicodedata.normalize("NFKC", notes).split()] == marks.split()
 
 
 def test_note_marks_of_docx_after_numbers_are_not_powers() -> None:

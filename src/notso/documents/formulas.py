@@ -365,16 +365,6 @@ def slide_label(form: str, number: int) -> str:
 
 
 @dataclass(slots=True)
-class NoteMarks:
-    form: str
-    start: int = 1
-    marks: dict[str, str] = field(default_factory=dict)  # by id of the note
-
-    def mark(self, note: str) -> str:
-        return self.marks.setdefault(note, numeral(self.start + len(self.marks), self.form))
-
-
-@dataclass(slots=True)
 class ListLevel:
     form: str = ""
     text: str = ""  # as in Office Open XML, such as `%1.%2`

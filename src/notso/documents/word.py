@@ -14,9 +14,9 @@ from notso.documents.formulas import (
     SCRIPTS,
     ListLevel,
     ListNumbers,
-    NoteMarks,
     Struck,
     formulas_as_text,
+    numeral,
     symbol,
     unicode_text,
 )
@@ -41,14 +41,17 @@ def read_docx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     folder = posixpath.dirname(main)
     lists = _WordLists(optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(optional_events(archive, f"{folder}/styles.xml"), lists)
-    marks = _note_marks(optional_events(archive, f"{folder}/settings.xml"))
-    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, marks)
-    for notes in ("footnotes", "endnotes"):
-        if f"{folder}/{notes}.xml" in archive.names:
-            events = xml_events(archive.pieces(f"{folder}/{notes}.xml"))
-            text = "\n\n".join(_word_pages(events, styles, lists, marks))
-            if text:
-                yield f"## {notes.capitalize()}\n\n{text}"
+    kinds_of_notes = [each for each in ("footnotes", "endnotes") if f"{folder}/{each}.xml" in archive.names]
+    sections = Archive(file) if kinds_of_notes else None  # a further reading, with its own limit
+    notes = _Notes(
+        next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
+        _note_settings(optional_events(sections, main) if sections is not None else ()),
+    )
+    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, notes)
+    for kind in kinds_of_notes:
+        events = xml_events(archive.pieces(f"{folder}/{kind}.xml"))
+        if text := "\n\n".join(_word_pages(events, styles, lists, notes)):
+            yield f"## {kind.capitalize()}\n\n{text}"
 
 
 @dataclass(slots=True)
@@ -170,31 +173,76 @@ class _WordLists:
         return "-" if level in listed.levels and listed.levels[level].form == "bullet" else label
 
 
-def _note_marks(settings: Iterable[XMLEvent]) -> dict[str, NoteMarks]:
-    # Returns the marks of footnotes ("f") and endnotes ("e").
-    marks = {"f": NoteMarks("1"), "e": NoteMarks("i")}
-    kind = "f"
-    for event in settings:
-        match event.name:
-            case "footnotePr" | "endnotePr":
-                kind = event.name[0]
-            case "numFmt" if event.kind == "start":
-                marks[kind].form = event.attributes.get("val", "")
-            case "numStart" if event.kind == "start":
-                marks[kind].start = count_of(event, "val")
-    return marks
+class _Notes:
+    # The marks of footnotes ("f") and endnotes ("e").
+    def __init__(self, settings: dict[str, XMLEvent], sections: Iterator[dict[str, XMLEvent]]) -> None:
+        self._settings = settings
+        self._sections = sections
+        self._section = next(sections, {})
+        self._counts = {"f": 0, "e": 0}  # notes since the numbers began
+        self._marks: dict[tuple[str, str], str] = {}
+
+    def mark(self, kind: str, note: str) -> str:
+        # Returns the mark of the next reference.
+        if (kind, note) not in self._marks:
+            form = self._value(kind, "numFmt") or {"f": "decimal", "e": "lowerRoman"}[kind]
+            start = self._section.get(f"{kind}numStart") or self._settings.get(f"{kind}numStart")
+            number = self._counts[kind] + (count_of(start, "val") if start is not None else 1)
+            self._marks[kind, note] = numeral(number, form)
+            self._counts[kind] += 1
+        return self._marks[kind, note]
+
+    def own_mark(self, kind: str, note: str) -> str:
+        # Returns the mark of a note that was referred to.
+        return self._marks.get((kind, note), "*")
+
+    def end_page(self) -> None:
+        self._restart("eachPage")
+
+    def end_section(self) -> None:
+        self._section = next(self._sections, {})
+        self._restart("eachSect")
+
+    def _restart(self, where: str) -> None:
+        for kind in self._counts:
+            if self._value(kind, "numRestart") == where:
+                self._counts[kind] = 0
+
+    def _value(self, kind: str, name: str) -> str:
+        event = self._section.get(f"{kind}{name}") or self._settings.get(f"{kind}{name}")
+        return event.attributes.get("val", "") if event is not None else ""
+
+
+def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
+    # Yields the settings of notes in each section, or of a part without sections.
+    found, kind, skip_depth = dict[str, XMLEvent](), "", 0
+    for event in events:
+        if event.kind == "text":
+            continue
+        if event.name == "sectPrChange":  # the section before a tracked change
+            skip_depth += 1 if event.kind == "start" else -1
+        elif skip_depth:
+            continue
+        elif event.name in ("footnotePr", "endnotePr"):
+            kind = event.name[0] if event.kind == "start" else ""
+        elif event.kind == "start" and kind:
+            found[f"{kind}{event.name}"] = event
+        elif event.kind == "end" and event.name == "sectPr":
+            yield found
+            found = {}
+    yield found
 
 
 def _word_pages(
     events: Iterator[XMLEvent],
     styles: Mapping[str, _WordStyle],
     lists: _WordLists,
-    marks: Mapping[str, NoteMarks],
+    notes: _Notes,
 ) -> Iterator[str]:
     page, skip_depth, in_text = Page(), 0, False
     style, list_id = _WordStyle(), ""  # of the current paragraph
     level: int | None = None
-    is_in_properties = False
+    is_in_properties = is_section_over = False
     is_continued = False  # the end of the current paragraph is deleted or hidden; the next one continues it
     outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
     lists.restart()
@@ -209,7 +257,7 @@ def _word_pages(
         if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
             # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
             is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in TRUE)
-        if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange"):
+        if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange", "sectPrChange"):
             skip_depth += 1 if start else -1
         elif skip_depth:
             continue
@@ -236,7 +284,12 @@ def _word_pages(
             form = SCRIPTS.get(event.attributes.get("val", ""), str)
         elif event.name == "vanish" and start:
             is_hidden = event.attributes.get("val", "1") in TRUE
+        elif event.name == "sectPr":
+            is_section_over = not start
         elif event.name == "p":
+            if is_section_over:  # after the paragraph with the properties of the section
+                notes.end_section()
+                is_section_over = False
             if not is_continued:
                 page.end_paragraph()
             is_continued &= not start
@@ -304,9 +357,9 @@ def _word_pages(
             note = event.attributes.get("id", "")
         elif start and event.name in ("footnoteReference", "endnoteReference"):
             if "customMarkFollows" not in event.attributes:
-                page.add_mark(marks[event.name[0]].mark(event.attributes.get("id", "")))
+                page.add_mark(notes.mark(event.name[0], event.attributes.get("id", "")))
         elif start and event.name in ("footnoteRef", "endnoteRef"):
-            page.add_mark(marks[event.name[0]].marks.get(note, "*"))
+            page.add_mark(notes.own_mark(event.name[0], note))
         elif start and event.name == "sym":
             page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
         elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
@@ -316,6 +369,8 @@ def _word_pages(
         elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
             if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
-            elif not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
+                continue
+            notes.end_page()
+            if not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
                 yield page.text_before_break()
     yield page.text()
