@@ -285,3 +285,22 @@ def test_numbers_of_pptx_are_read() -> None:
 def test_numbers_of_html_are_read(html: str, shown: str) -> None:
     lines = read_here(html.encode(), "a.html").text.split("\n")
     assert "|".join(each for each in lines if each and "---" not in each) == shown
+
+
+def test_numbers_of_listnum_fields_are_read() -> None:
+    def field(*instruction: str) -> str:
+        code = "".join(f"<w:r><w:instrText>{each}</w:instrText></w:r>" for each in instruction)
+        return f'<w:r><w:fldChar w:fldCharType="begin"/></w:r>{code}<w:r><w:fldChar w:fldCharType="end"/></w:r>'
+
+    simple = "<w:fldSimple w:instr=' LISTNUM \"Legal default\" '/>".replace(" default", "Default")
+    fields = (
+        *(field(" LIST", "NUM "), field("LISTNUM \\l 2"), field(" listnum NumberDefault \\l 2"), field("LISTNUM")),
+        *(simple, field("LISTNUM LegalDefault \\l 3 \\s 4"), field("LISTNUM OutlineDefault \\l 2"), field("PAGE")),
+        *(field('LISTNUM "Own"'), field("LISTNUM Own \\s 7"), field("LISTNUM Own")),
+    )
+    text = "<w:r><w:t>,</w:t></w:r>".join(fields)
+    name = '<w:name w:val="Own"/>'
+    body = f"<w:p>{text}</w:p>" + item("a", number=2).replace("</w:p>", field("LISTNUM") * 2 + "</w:p>")
+    numbering = definition(1, [("upperLetter", "%1/")], name) + definition(2, OUTLINE) + listed(2, 2)
+    lines = word_lines(body, numbering)
+    assert lines == ["1),a),b),2),1.,1.1.4.,A.,,A/,G/,H/", "1. a1.11.2"]

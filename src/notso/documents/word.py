@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from notso.documents.archives import Archive, XMLEvent, xml_events
 from notso.documents.formulas import (
+    MAX_LEVEL,
     REPLACED,
     SCRIPTS,
     ListLevel,
@@ -31,6 +32,15 @@ from notso.documents.office import (
     optional_events,
 )
 
+_LIST_FIELD = re.compile(r'\s*LISTNUM\s*(?:"([^"]*)"|([^"\s\\]*))', re.IGNORECASE)
+_FIELD_SWITCH = re.compile(r"\\([ls])\s*([0-9]{1,9})")
+# Lists of LISTNUM fields: the labels of the first items of each level.
+_FIELD_LISTS = {
+    "numberdefault": ("1)", "a)", "i)", "(1)", "(a)", "(i)", "1.", "a.", "i."),
+    "outlinedefault": ("I.", "A.", "1.", "a)", "(1)", "(a)", "(i)", "(a)", "(i)"),
+    "legaldefault": tuple("1." * level for level in range(1, MAX_LEVEL + 2)),
+}
+_FIELD_FORMS = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
@@ -102,10 +112,10 @@ class _WordList:
 
 
 class _WordLists:
-    # Lists with the same definition continue each other's numbers.
+    # Lists by id, or by `name:` and their name. Lists with the same definition continue each other's numbers.
     def __init__(self, events: Iterable[XMLEvent]) -> None:
         self._linked_levels: dict[tuple[str, str], int] = {}  # definition and paragraph style -> level
-        self._lists: dict[str, _WordList] = {}
+        self._lists = {f"name:{name}": _WordList(name, _field_levels(each)) for name, each in _FIELD_LISTS.items()}
         definitions: dict[str, dict[int, ListLevel]] = {}
         styled: dict[str, str] = {}  # numbering style -> definition
         links: dict[str, str] = {}  # definition -> numbering style
@@ -118,6 +128,8 @@ class _WordLists:
                 case "abstractNum":
                     definition = event.attributes.get("abstractNumId", "")
                     levels = definitions.setdefault(definition, {})
+                case "name":
+                    self._lists[f"name:{value.lower()}"] = _WordList(definition)
                 case "styleLink":
                     styled[value] = definition
                 case "numStyleLink":
@@ -162,15 +174,38 @@ class _WordLists:
     def linked_level(self, list_id: str, style_id: str) -> int | None:
         return self._linked_levels.get((self._lists.get(list_id, _WordList()).definition, style_id))
 
-    def label(self, list_id: str, level: int) -> str:
+    def label(self, list_id: str, level: int, start: int | None = None) -> str:
         # Numbers a paragraph, and returns its number or a bullet.
         listed = self._lists.get(list_id)
         if listed is None:
             return "-"
-        start = None if (list_id, level) in self._started else listed.starts.get(level)
+        if start is None and (list_id, level) not in self._started:
+            start = listed.starts.get(level)
         self._started.add((list_id, level))
         label = self._numbers.setdefault(listed.definition, ListNumbers()).next(listed.levels, level, start)
         return "-" if level in listed.levels and listed.levels[level].form == "bullet" else label
+
+    def field_label(self, instruction: str, list_id: str, level: int) -> str:
+        # Returns the number that a LISTNUM field shows. list_id, level: those of its paragraph.
+        found = _LIST_FIELD.match(instruction)
+        if found is None:
+            return ""
+        named = f"name:{(found[1] or found[2] or '').lower()}"
+        if named in self._lists or list_id not in self._lists:
+            list_id, level = named if named in self._lists else "name:numberdefault", -1
+        switches = {name: int(number) for name, number in _FIELD_SWITCH.findall(instruction)}
+        return self.label(list_id, min(MAX_LEVEL, max(0, switches.get("l", level + 2) - 1)), switches.get("s"))
+
+
+def _field_levels(labels: Iterable[str]) -> dict[int, ListLevel]:
+    levels = dict[int, ListLevel]()
+    for level, label in enumerate(labels):
+        digit = label.strip(".()")[-1]
+        text, *after = label.split(digit)
+        for place, each in enumerate(after, start=level + 2 - len(after)):  # several digits: those of outer levels
+            text += f"%{place}{each}"
+        levels[level] = ListLevel(_FIELD_FORMS[digit], text, 1, level)
+    return levels
 
 
 class _Notes:
@@ -240,6 +275,7 @@ def _word_pages(
     notes: _Notes,
 ) -> Iterator[str]:
     page, skip_depth, in_text = Page(), 0, False
+    in_instruction, instruction = False, ""  # of a field
     style, list_id = _WordStyle(), ""  # of the current paragraph
     level: int | None = None
     is_in_properties = is_section_over = False
@@ -257,16 +293,25 @@ def _word_pages(
         if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
             # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
             is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in TRUE)
-        if event.kind != "text" and event.name in (*REPLACED, "instrText", "rPrChange", "pPrChange", "sectPrChange"):
+        if event.kind != "text" and event.name in (*REPLACED, "rPrChange", "pPrChange", "sectPrChange"):
             skip_depth += 1 if start else -1
         elif skip_depth:
             continue
         elif event.kind == "text":
-            if in_text and not is_hidden:
+            if in_instruction:
+                instruction += event.name
+            elif in_text and not is_hidden:
                 text = unicode_text(event.name, font)
                 page.paragraph.append(Struck(text) if is_struck else form(text))
         elif event.name == "t":
             in_text = start
+        elif event.name == "instrText":
+            in_instruction = start
+        elif event.name in ("fldChar", "fldSimple") and start:
+            instruction = event.attributes.get("instr", instruction)
+            if label := lists.field_label(instruction, list_id, (style.level or 0) if level is None else level):
+                page.paragraph.append(label)
+            instruction = ""
         elif event.name == "rt":  # stored before the base text
             reading, reading_start = "" if start else page.cut_reading(reading_start), len(page.paragraph)
         elif event.name == "ruby" and not start:
