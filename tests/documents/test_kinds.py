@@ -9,6 +9,7 @@ import json
 import pytest
 from documents.made import (
     ODF,
+    RELATIONSHIPS,
     A,
     W,
     cell,
@@ -151,6 +152,41 @@ def test_text_of_smartart_is_read() -> None:
         "a.pptx",
     )
     assert document.text == "Steps\n\nPlan\n\nDo"
+
+
+def test_titles_and_values_of_charts_are_read() -> None:
+    def cache(part: str, kind: str, form: str, *values: str) -> str:
+        points = "".join(f'<c:pt idx="{at}"><c:v>{each}</c:v></c:pt>' for at, each in enumerate(values) if each)
+        return f"<c:{part}><c:{kind}><c:formatCode>{form}</c:formatCode>{points}</c:{kind}></c:{part}>"
+
+    def title(text: str) -> str:
+        return f"<c:title><c:tx><c:rich><a:p><a:r><a:t>{text}</a:t></a:r></a:p></c:rich></c:tx></c:title>"
+
+    quarters = cache("cat", "strCache", "", "Q1", "007", "Q3")
+    days = cache("xVal", "numLit", "yyyy\\-mm\\-dd", "45000")
+    series = (
+        cache("tx", "strCache", "", "North | East") + quarters + cache("val", "numCache", "General", "1.10", "", "3"),
+        cache("tx", "strCache", "", "Share") + quarters + cache("val", "numCache", "0%", "0.07", "", ""),
+        days + cache("yVal", "numCache", "General", "1e3"),
+    )
+    plotted = "".join(f"<c:ser>{each}</c:ser>" for each in series)
+    chart = f"<c:chartSpace xmlns:c='c' {A}><c:chart>{title('Sales')}{plotted}{title('Year')}</c:chart></c:chartSpace>"
+    shown = (
+        "Chart: Sales, Year\n\n|  | North \\| East | Share |  |  |\n| --- | --- | --- |\n"
+        "| Q1 | 1.1 | 7% | 2023-03-15 | 1000 |\n| 007 |\n| Q3 | 3 |"
+    ).replace("| Share |  |  |", "| Share |")
+    drawn = f"<c:chart xmlns:c='c' xmlns:r='{RELATIONSHIPS}' r:id='rId7'/>"
+    related = {"rId7": ("chart", "/charts/chart1.xml")}
+    word = docx(
+        f"<w:p><w:r><w:t>a</w:t><w:drawing>{drawn}</w:drawing><w:t>b</w:t></w:r></w:p>",
+        **{"word/_rels/document.xml.rels": relations(related), "charts/chart1.xml": chart},
+    )
+    assert read_here(word, "a.docx").text == f"ab\n\n{shown}"
+    slide = pptx([drawn], **{"ppt/slides/_rels/slide1.xml.rels": relations(related), "charts/chart1.xml": chart})
+    assert read_here(slide, "a.pptx").text == shown
+    row_of_chart = GRID.format(f"<w:tr><w:tc><w:p><w:r>{drawn}</w:r></w:p></w:tc></w:tr>")
+    damaged = {"word/_rels/document.xml.rels": relations({"rId7": ("chart", "../../x")}), "charts/chart1.xml": chart}
+    assert read_here(docx(row_of_chart + paragraph("a"), **damaged), "a.docx").text == "| Chart |\n| --- |\n\na"
 
 
 def test_sections_of_pptx_are_not_taken_for_slides() -> None:

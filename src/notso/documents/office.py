@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -27,7 +27,7 @@ from notso.documents.formulas import (
 )
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
-from notso.documents.tables import line_of, markdown_lines
+from notso.documents.tables import format_number, line_of, markdown_lines
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
@@ -86,9 +86,19 @@ class Page:
         self.end_paragraph()
         if not self.tables:
             return
-        rows = ([" ".join(cell) for cell in row] for row in self.tables.pop())
+        self._add_table([" ".join(cell) for cell in row] for row in self.tables.pop())
+
+    def add_chart(self, events: Iterable[XMLEvent]) -> None:
+        """Add the titles and values of a chart in Office Open XML."""
+        self.end_paragraph()
+        titles, rows = _read_chart(events)
+        self._open_blocks().append(f"Chart: {titles}".rstrip(" :"))
+        self._add_table(rows)
+
+    def _add_table(self, rows: Iterable[Sequence[str]]) -> None:
         blocks = self._open_blocks()
-        blocks.append("\n".join(markdown_lines(rows)) if blocks is self.blocks else line_of(rows))
+        if text := "\n".join(markdown_lines(rows)) if blocks is self.blocks else line_of(rows):
+            blocks.append(text)
 
     def text(self) -> str:
         self.end_paragraph()
@@ -107,6 +117,41 @@ class Page:
         return self.tables[-1][-1][-1] if is_in_cell else self.blocks
 
 
+def _read_chart(events: Iterable[XMLEvent]) -> tuple[str, Iterator[list[str]]]:
+    # Returns the titles, and the rows of a table with a column for the categories and for each series.
+    titles, columns = list[str](), list[dict[int, str]]()
+    series: dict[str, dict[int, str]] = {}  # element -> number of the value (0: name of the series) -> text
+    opened, place, form = list[str](), 0, ""
+    for event in events:
+        if event.kind == "start":
+            opened.append(event.name)
+            if event.name == "title":
+                titles.append("")
+            elif event.name == "ser":
+                series = {each: {} for each in ("cat", "xVal", "tx", "val", "yVal", "bubbleSize")}
+            elif event.name == "pt":
+                place = 1 + count_of(event, "idx")
+            elif event.name in ("numCache", "numLit"):
+                form = ""
+        elif event.kind == "text":
+            if "title" in opened and opened[-1] in ("t", "v"):
+                titles[-1] += event.name
+            elif opened[-1] == "formatCode":
+                form = event.name
+            elif opened[-1] == "v" and (part := next((each for each in opened if each in series), "")):
+                text = format_number(event.name, form) if {"numCache", "numLit"} & {*opened} else event.name
+                series[part].setdefault(place if part != "tx" else 0, text)
+        elif opened.pop() == "ser":
+            name = series.pop("tx")
+            for part, column in series.items():
+                column |= name if part in ("val", "yVal", "bubbleSize") else {}
+                if column.keys() - {0} and (part not in ("cat", "xVal") or column not in columns):
+                    columns.append(column)
+            series = {}
+    places = sorted({0}.union(*columns) if columns else ())
+    return ", ".join(filter(None, titles)), ([each.get(at, "") for each in columns] for at in places)
+
+
 def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     """Yield the slides of a presentation in order, each with its notes."""
     archive = Archive(file)
@@ -119,10 +164,11 @@ def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         slide = targets.get(relationship_id, ("", ""))[1]
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
-        text = _slide_text(xml_events(archive.pieces(slide)))
+        parts = relationships(archive, slide)
+        text = _slide_text(archive, parts, slide)
         for kind, label in (("diagramData", ""), ("notesSlide", "Notes: ")):  # a diagram is SmartArt
-            for relationship, part in relationships(archive, slide).values():
-                if relationship.endswith(f"/{kind}") and (further := _slide_text(xml_events(archive.pieces(part)))):
+            for relationship, part in parts.values():
+                if relationship.endswith(f"/{kind}") and (further := _slide_text(archive, {}, part)):
                     text += f"\n\n{label}{further}"
         yield text
 
@@ -406,13 +452,14 @@ def _odf_formula(archive: Archive, target: str) -> str:
     return formula.text()
 
 
-def _slide_text(events: Iterator[XMLEvent]) -> str:
+def _slide_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: str) -> str:
+    # parts: the relationships of the slide.
     page, skip_depth, in_text = Page(), 0, False
     run_form: type[str] = str
     font = symbol_font = ""
     level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
     numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
-    for event in formulas_as_text(events):
+    for event in formulas_as_text(xml_events(archive.pieces(slide))):
         start = event.kind == "start"
         if event.kind != "text" and event.name == "Fallback":  # an image in place of a formula
             skip_depth += 1 if start else -1
@@ -454,6 +501,8 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
             page.paragraph.append("\n")
         elif event.name == "ph" and start and event.attributes.get("type") in ("title", "ctrTitle"):
             page.prefix = "# "
+        elif event.name == "chart" and start:
+            page.add_chart(optional_events(archive, parts.get(event.attributes.get("id", ""), ("", ""))[1]))
         elif event.name == "tbl":
             (page.start_table if start else page.end_table)()
         elif event.name == "tr" and start:

@@ -186,8 +186,7 @@ class _Shown:
             for _, column, unit, text in units.get(number):
                 value = row[column - left] if left <= column < left + len(row) else None
                 if unit and isinstance(value, float):
-                    text = _format_value(value * 100 if unit == "%" else value)
-                    text += "%" if unit == "%" else f" {unit}"
+                    text = _with_unit(value, unit)
                 if text and value is not None:
                     texts[column - left] = text
             yield texts
@@ -292,6 +291,21 @@ def _rich_texts(data: bytes) -> Iterator[str]:
 def _repeated(attributes: bytes) -> int:
     found = _REPEATED.search(attributes)
     return int(found[1]) if found else 1
+
+
+def format_number(text: str, form: str) -> str:
+    """Return a stored number as its number format shows it: with a percent sign or currency, or as a date."""
+    try:
+        number = float(text)
+        if re.search("yy|mmm", form):
+            return (datetime(1899, 12, 30) + timedelta(days=number)).date().isoformat()
+        return _with_unit(number, _unit(form))
+    except (ValueError, OverflowError):
+        return text
+
+
+def _with_unit(value: float, unit: str) -> str:
+    return f"{_format_value(value * 100)}%" if unit == "%" else f"{_format_value(value)} {unit}".rstrip()
 
 
 def _unit(form: str) -> str:

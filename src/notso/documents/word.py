@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -30,7 +31,9 @@ from notso.documents.office import (
     level_of,
     main_part,
     optional_events,
+    relationships,
 )
+from notso.documents.values import UnreadableError
 
 _LIST_FIELD = re.compile(r'\s*LISTNUM\s*(?:"([^"]*)"|([^"\s\\]*))', re.IGNORECASE)
 _FIELD_SWITCH = re.compile(r"\\([ls])\s*([0-9]{1,9})")
@@ -57,10 +60,10 @@ def read_docx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
         _note_settings(optional_events(sections, main) if sections is not None else ()),
     )
-    yield from _word_pages(xml_events(archive.pieces(main)), styles, lists, notes)
+    document = _WordDocument(archive, styles, lists, notes)
+    yield from _word_pages(document, main)
     for kind in kinds_of_notes:
-        events = xml_events(archive.pieces(f"{folder}/{kind}.xml"))
-        if text := "\n\n".join(_word_pages(events, styles, lists, notes)):
+        if text := "\n\n".join(_word_pages(document, f"{folder}/{kind}.xml")):
             yield f"## {kind.capitalize()}\n\n{text}"
 
 
@@ -268,12 +271,20 @@ def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
     yield found
 
 
-def _word_pages(
-    events: Iterator[XMLEvent],
-    styles: Mapping[str, _WordStyle],
-    lists: _WordLists,
-    notes: _Notes,
-) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _WordDocument:
+    archive: Archive
+    styles: Mapping[str, _WordStyle]
+    lists: _WordLists
+    notes: _Notes
+
+
+def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
+    styles, lists, notes = document.styles, document.lists, document.notes
+    parts: dict[str, tuple[str, str]] = {}
+    with suppress(UnreadableError):
+        parts = relationships(document.archive, part)
+    charts = list[str]()  # in the current paragraph
     page, skip_depth, in_text = Page(), 0, False
     in_instruction, instruction = False, ""  # of a field
     style, list_id = _WordStyle(), ""  # of the current paragraph
@@ -288,7 +299,7 @@ def _word_pages(
     choices, choice = list[str](), -1  # of a form field
     note = ""
     is_checked, font = False, ""
-    for event in formulas_as_text(events):
+    for event in formulas_as_text(xml_events(document.archive.pieces(part))):
         start = event.kind == "start"
         if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
             # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
@@ -337,9 +348,13 @@ def _word_pages(
                 is_section_over = False
             if not is_continued:
                 page.end_paragraph()
+            while charts:
+                page.add_chart(optional_events(document.archive, charts.pop(0)))
             is_continued &= not start
             form, is_struck, is_hidden = str, False, False
             style = _WordStyle() if start else style
+        elif event.name == "chart" and start:
+            charts.append(parts.get(event.attributes.get("id", ""), ("", ""))[1])
         elif event.name == "txbxContent":
             if start:
                 outer.append((page.prefix, page.paragraph, style, is_continued))
