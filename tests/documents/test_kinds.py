@@ -222,6 +222,93 @@ def test_odt_headings_and_tables_are_read_without_deletions() -> None:
     assert "gone" not in document.text
 
 
+def test_slides_of_odp_are_read_with_titles_notes_and_charts() -> None:
+    box = "<draw:frame {}><draw:text-box><text:p>{}</text:p></draw:text-box></draw:frame>"
+    title, text = box.format("presentation:class='title'", "One"), box.format("", "text")
+    drawn = '<draw:frame><draw:object xlink:href="./Object 1"/></draw:frame>'
+    one = f"{title}{text}{drawn}<presentation:notes>{box.format('', 'say this')}</presentation:notes>"
+    pages = "".join(f"<draw:page>{each}</draw:page>" for each in (one, box.format("", "Two")))
+    slides = f"<presentation:footer-decl>x</presentation:footer-decl>{pages}"
+    cells = "".join(f"<table:table-cell><text:p>{each}</text:p></table:table-cell>" for each in ("{}", "{}"))
+    row = "<table:table-row>{}</table:table-row>"
+    table = f"<table:table>{row.format(cells.format('', 'Rain'))}{row.format(cells.format('May', '7'))}</table:table>"
+    spaces = "xmlns:draw='d' xmlns:presentation='p' xmlns:xlink='x' xmlns:chart='c'"
+    chart = (
+        f"<office:document-content {ODF} {spaces}><office:body><office:chart><chart:chart><chart:title>"
+        f"<text:p>Wet</text:p></chart:title>{table}</chart:chart></office:chart></office:body></office:document-content>"
+    )
+    content = (
+        f"<office:document-content {ODF} {spaces}><office:body><office:presentation>{slides}</office:presentation>"
+        "</office:body></office:document-content>"
+    )
+    made = odt("", "presentation", **{"content.xml": content, "Object 1/content.xml": chart})
+    document = read_here(made, "a.odp")
+    shown = "# One\n\ntext\n\nNotes: say this\n\nChart:\n\nWet\n\n|  | Rain |\n| --- | --- |\n| May | 7 |\n\nTwo"
+    assert (document.kind, document.text, len(document.pages)) == ("ODP", shown, 2)
+    flat = content.replace("document-content", "document").replace(
+        'xlink:href="./Object 1"/>', ">" + chart.replace("document-content", "document") + "</draw:object>"
+    )
+    assert read_here(flat.encode(), "a.fodp").text == shown
+
+
+def test_flat_opendocument_files_are_read() -> None:
+    meta = '<office:meta><dc:title xmlns:dc="d">Title</dc:title></office:meta>'
+    math = "<m:math xmlns:m='m'><m:msup><m:mi>x</m:mi><m:mn>2</m:mn></m:msup></m:math>"
+    body = (
+        f'<text:p>10<text:span text:style-name="T1">6</text:span> <d:object xmlns:d="d">{math}</d:object>'
+        "<d:image xmlns:d='d'><office:binary-data>AAAA</office:binary-data></d:image></text:p>"
+    )
+    styles = (
+        '<office:automatic-styles xmlns:style="s"><style:style style:name="T1">'
+        '<style:text-properties style:text-position="super 58%"/></style:style></office:automatic-styles>'
+        "<office:master-styles><text:p>footer</text:p></office:master-styles>"
+    )
+    content = "<office:body><office:{0}>{1}</office:{0}></office:body>"
+    flat = f"<?xml version='1.0'?>\n<office:document {ODF}>{meta}{styles}{content}</office:document>"
+    document = read_here(flat.format("text", body).encode(), "a.fodt")
+    assert (document.kind, document.title, document.text) == ("OpenDocument", "Title", "10⁶ x²")
+    cell = "<table:table-row><table:table-cell><text:p>{}</text:p></table:table-cell></table:table-row>"
+    sheets = "".join(f'<table:table table:name="{each}">{cell.format(each * 2)}</table:table>' for each in "AB")
+    document = read_here(flat.format("spreadsheet", sheets).encode(), "a.xml")
+    assert document.text == "## A\n\n| AA |\n| --- |\n\n## B\n\n| BB |\n| --- |" and len(document.pages) == 2
+
+
+def test_chapters_of_fictionbook_are_read() -> None:
+    book = (
+        "<?xml version='1.0' encoding='windows-1251'?><FictionBook xmlns:l='l'><description><title-info>"
+        "<book-title>Книга</book-title><annotation><p>x</p></annotation></title-info></description><body>"
+        "<title><p>Книга</p></title>"
+        "<section><title><p>Глава</p><p>1</p></title><p>10<sup>6</sup> <strong>слов</strong>"
+        "<a l:href='#n1' type='note'>[1]</a></p>"
+        "<subtitle>s</subtitle><section><title><p>b</p></title><poem><v>v</v></poem></section></section>"
+        "<section><table><tr><th>A</th><td>B</td></tr></table></section></body>"
+        "<body name='notes'><section id='n1'><p>note</p></section></body><binary>AAAA</binary></FictionBook>"
+    )
+    document = read_here(book.encode("cp1251"), "a.fb2")
+    assert (document.kind, document.title, len(document.pages)) == ("FB2", "Книга", 4)
+    assert document.text == (
+        "# Книга\n\n## Глава\n\n## 1\n\n10⁶ слов¹\n\n### s\n\n### b\n\nv\n\n| A | B |\n| --- | --- |\n\nnote"
+    )
+    assert read_here(b"a <FictionBook>", "a.md").text == "a <FictionBook>"
+
+
+def test_web_archives_and_mailboxes_are_read() -> None:
+    part = "--b\nContent-Type: {}\nContent-Location: x\n\n{}\n"
+    parts = part.format("text/html; charset=utf-8", "<title>T</title><p>ü</p>") + part.format("text/css", "p {}")
+    page = f"From: <Saved by Blink>\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n{parts}--b--\n"
+    for name in ("a.mht", "a.mhtml"):
+        document = read_here(page.encode(), name)
+        assert (document.kind, document.title, document.text) == ("HTML", "T", "ü")
+    messages = (
+        "From a@b Mon Jan  1 00:00:00 2024\r\nSubject: one\r\n\r\ntext\r\n>From me\r\n\r\n"
+        "From c@d Mon Jan  1 00:00:00 2024\r\nSubject: two\r\n\r\nFrom here\r\n"
+    )
+    document = read_here(messages.encode(), "a.mbox")
+    assert document.text == "Subject: one\n\ntext\nFrom me\n\nSubject: two\n\nFrom here" and len(document.pages) == 2
+    with pytest.raises(UnreadableError, match="it has no messages"):
+        read_here(b"text", "a.mbox")
+
+
 def test_readings_follow_their_base_text_in_parentheses() -> None:
     run = "<w:r><w:t>{}</w:t></w:r>"
     word = f"<w:ruby><w:rt>{run.format('kanji')}</w:rt><w:rubyBase>{run.format('漢字')}</w:rubyBase></w:ruby>"
@@ -392,7 +479,7 @@ def test_ods_with_indented_xml_is_read() -> None:
     row = '<table:table-row table:number-rows-repeated="2">\n {}</table:table-row>\n'
     cells = (f"<table:table-cell><text:p>{each}</text:p></table:table-cell>\n" for each in ("a", "b"))
     table = f'<table:table table:name="S">\n{row.format("".join(cells))}</table:table>\n'
-    assert read_here(odt(table, "spreadsheet"), "a.ods").text == "| a | b |\n| --- | --- |\n| a | b |"
+    assert read_here(odt(table, "spreadsheet"), "a.ods").text == "## S\n\n| a | b |\n| --- | --- |\n| a | b |"
 
 
 def test_xlsb_cells_that_would_be_skipped_are_refused() -> None:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import BinaryIO, Literal
 
 from notso.documents import office, pdf, word
-from notso.documents.archives import Archive
+from notso.documents.archives import Archive, xml_events
 from notso.documents.markup import html_text
-from notso.documents.plain import decode_guessing, email_text, omit_data
+from notso.documents.plain import decode_guessing, email_text, mailbox_texts, omit_data, web_archive_text
 from notso.documents.tables import format_delimited, read_spreadsheet
 from notso.documents.values import UnreadableError
 
@@ -25,8 +25,9 @@ CODE = {
     *("ini", "cfg"),
 }
 EXTENSIONS = CODE | {
-    *("pdf", "docx", "docm", "pptx", "pptm", "odt", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html", "htm"),
-    *("xhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml", "tex", "rst"),
+    *("pdf", "docx", "docm", "pptx", "pptm", "odt", "odp", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html"),
+    *("htm", "xhtml", "mht", "mhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml"),
+    *("mbox", "tex", "rst", "fodt", "fods", "fodp", "fb2"),
 }
 """Extensions of the files that are read when a folder is added. Other text files must be added individually."""
 
@@ -41,6 +42,9 @@ _UNREADABLE_STARTS = {
     "a database": (b"SQLite format 3",),
 }
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")
+_XML_ROOT = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?[^>]*>\s*|<!--.{0,500}?-->\s*)*<(?:(FictionBook)|office:(document))\b", re.DOTALL
+)
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 _MESSAGE = b"Subject: =?utf-8?q?a?=\nContent-Type: text/plain\nContent-Transfer-Encoding: base64\n\nYQ=="
@@ -107,7 +111,7 @@ def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
     if declared == b"application/epub+zip":
         return "EPUB"
     if declared.startswith(b"application/vnd.oasis.opendocument."):
-        for name, kind in ((b"text", "ODT"), (b"spreadsheet", "ODS")):
+        for name, kind in ((b"text", "ODT"), (b"spreadsheet", "ODS"), (b"presentation", "ODP")):
             if declared.rpartition(b".")[2].startswith(name):
                 return kind
         raise UnreadableError("is an OpenDocument file of a kind that cannot be read", "document_not_text")
@@ -124,13 +128,14 @@ def _read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         if error.code != "document_damaged":
             raise
         # The library does not accept XML with indentation, which SheetJS writes.
-        yield from office.read_odt(file, warnings)
+        yield from office.read_odf(file, warnings)
 
 
 _ARCHIVE_READERS: dict[str, Callable[[BinaryIO, list[str]], Iterator[str]]] = {
     "DOCX": word.read_docx,
     "PPTX": office.read_pptx,
-    "ODT": office.read_odt,
+    "ODT": office.read_odf,
+    "ODP": office.read_odf,
     "EPUB": office.read_epub,
     "ODS": _read_ods,
     "XLSX": read_spreadsheet,
@@ -159,6 +164,17 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
         raise UnreadableError("is empty", "document_empty")
     if data.lstrip().startswith(b"{\\rtf"):
         raise UnreadableError("is an RTF document; save it as DOCX", "document_rtf")
+    root = _XML_ROOT.match(data[:4096]) if extension not in CODE else None
+    if root is not None:
+        read, title, kind = office.read_fb2, "book-title", "FB2"
+        if root[2]:
+            read, title, kind = office.read_flat_odf, "title", "OpenDocument"
+        return kind, lambda: office.title_of(xml_events(iter((data,))), title), read(data)
+    if extension == "mbox":
+        return "e-mail", str, mailbox_texts(data)
+    if extension in ("mht", "mhtml"):
+        page_title, shown = web_archive_text(data)
+        return "HTML", lambda: page_title, iter((shown,))
     text, guessed = decode_guessing(data, is_markup=extension in ("html", "htm", "xhtml", "xml"))
     start = text.lstrip()[:500].lower()
     if extension == "eml":

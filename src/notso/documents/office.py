@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import BinaryIO
 from urllib.parse import unquote
 
@@ -35,6 +35,11 @@ MAX_REPEATED = 1_000
 numbers."""
 
 TRUE = ("1", "true", "on")
+_FB2_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "strikethrough": Struck}
+_ODF_SKIPPED = {
+    *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
+    *("header-decl", "footer-decl", "date-time-decl"),
+}
 
 
 @dataclass
@@ -94,6 +99,11 @@ class Page:
         titles, rows = _read_chart(events)
         self._open_blocks().append(f"Chart: {titles}".rstrip(" :"))
         self._add_table(rows)
+
+    def add_blocks(self, blocks: list[str]) -> None:
+        """Move all blocks of a list to the end."""
+        self._open_blocks().extend(blocks)
+        blocks.clear()
 
     def _add_table(self, rows: Iterable[Sequence[str]]) -> None:
         blocks = self._open_blocks()
@@ -173,28 +183,45 @@ def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         yield text
 
 
-def read_odt(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the pages of an OpenDocument text, split as in `read_docx`."""
+def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
+    """Yield the pages of an OpenDocument file: the pages of a text, split as in `read_docx`, or the slides."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
-    page, skip_depth, reading_start = Page(), 0, 0
-    main, notes, citation = page, Page(), ""  # `page` is the main text or the notes
-    repeated: list[int] = []  # number of rows that each open row stands for
-    is_spreadsheet = False
     styles = _ODFStyles()
     styles.read(optional_events(archive, "styles.xml"), "automatic-styles")  # of headers and footers
     styles.read(xml_events(archive.pieces("content.xml")), "body")
+    yield from _odf_pages(styles, dropwhile(_is_before_body, xml_events(archive.pieces("content.xml"))), archive)
+
+
+def read_flat_odf(data: bytes) -> Iterator[str]:
+    """Yield the pages of an OpenDocument file that is one XML document."""
+    styles = _ODFStyles()
+    styles.read(xml_events(iter((data,))), "body")
+    yield from _odf_pages(styles, dropwhile(_is_before_body, xml_events(iter((data,)))))
+
+
+def _is_before_body(event: XMLEvent) -> bool:
+    return event.kind != "start" or event.name != "body"
+
+
+def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive | None = None) -> Iterator[str]:
+    page, skip_depth, reading_start = Page(), 0, 0
+    main, notes, citation = page, Page(), ""  # `page` is the main text or the notes
+    repeated: list[int] = []  # number of rows that each open row stands for
+    is_spreadsheet = is_presentation = is_slide_title = False
+    notes_start = 0  # of a slide
+    charts: list[str] = []  # in the current paragraph or slide
     numbers = _ODFNumbers(styles)
     outer: list[tuple[Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
     forms: list[type[str]] = []  # of the open spans
-    skipped = ("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc")
     in_frame = ""
-    for event in xml_events(archive.pieces("content.xml")):
+    for event in events:
         start = event.kind == "start"
-        if skip_depth or (start and (event.name in skipped or styles.hide(event) or in_frame == event.name)):
+        if skip_depth or (start and (event.name in _ODF_SKIPPED or styles.hide(event) or in_frame == event.name)):
             skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
         elif event.name == "frame":
             in_frame = "title" if start else ""  # in a frame, alternative text; elsewhere, a field of a text
+            is_slide_title = event.attributes.get("class") == "title"
         elif event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
             page.paragraph.append(next((each for each in forms if each is not str), str)(text))
@@ -222,6 +249,10 @@ def read_odt(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
                 page.paragraph.append(page.cut_reading(reading_start))
         elif event.name in ("p", "h"):
             page.end_paragraph()
+            if not start:
+                page.add_blocks(charts)
+            elif is_slide_title:
+                page.prefix, is_slide_title = "# ", False
             if start and event.name == "h":
                 page.prefix = f"{'#' * min(6, count_of(event, 'outline-level'))} "
             elif start and page is notes and citation:
@@ -231,7 +262,11 @@ def read_odt(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         elif event.name in ("list", "list-item", "list-header"):
             (numbers.start if start else numbers.end)(event)
         elif event.name == "table":
+            if start and is_spreadsheet and not page.tables:
+                page.blocks.append(f"## {event.attributes.get('name', '')}".rstrip())
             (page.start_table if start else page.end_table)()
+            if is_spreadsheet and not page.tables:
+                yield page.text()
         elif event.name == "table-row" and start:
             page.start_row()
             repeated.append(count_of(event, "number-rows-repeated"))
@@ -239,8 +274,8 @@ def read_odt(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
             times = repeated.pop()
             if times <= MAX_REPEATED or is_spreadsheet:  # texts have such rows only by mistake
                 page.repeat_row(times - 1)
-        elif event.name == "spreadsheet":
-            is_spreadsheet = True
+        elif event.name in ("spreadsheet", "presentation"):
+            is_spreadsheet, is_presentation = event.name == "spreadsheet", event.name == "presentation"
         elif event.name in ("table-cell", "covered-table-cell"):
             page.end_paragraph()
             if start:
@@ -251,12 +286,90 @@ def read_odt(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         elif start and event.name in ("tab", "line-break"):
             page.paragraph.append("\t" if event.name == "tab" else "\n")
         elif start and event.name in ("object", "object-ole"):
-            page.paragraph.append(_odf_formula(archive, event.attributes.get("href", "")))
+            href = posixpath.normpath(event.attributes.get("href", "")).lstrip("/")
+            within = takewhile(lambda each: each.kind != "end" or each.name not in ("object", "object-ole"), events)
+            member = f"{href}/content.xml"
+            formula, chart = _odf_object(optional_events(archive, member) if archive is not None else within)
+            page.paragraph.append(formula)
+            charts += filter(None, [chart])
+        elif event.name == "page":
+            page.end_paragraph()
+            page.add_blocks(charts)
+            if not start:
+                yield page.text()
+        elif event.name == "notes":
+            page.end_paragraph()
+            if start:
+                notes_start = len(page.blocks)
+            elif page.blocks[notes_start:]:
+                page.blocks[notes_start] = f"Notes: {page.blocks[notes_start]}"
         elif start and event.name == "soft-page-break" and page is main and not page.tables:
             yield page.text_before_break()
-    yield page.text()
+    if not (is_spreadsheet or is_presentation):  # their pages are complete
+        page.add_blocks(charts)
+        yield page.text()
     if text := notes.text():
         yield f"## Footnotes\n\n{text}"
+
+
+def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
+    # Returns the text of an embedded object: in one line if it is a formula, or in paragraphs if it is a chart.
+    formula, is_formula = Formula(), True
+    for event in events:
+        if event.kind == "start" and event.name == "chart":
+            return "", "\n\n".join(["Chart:", *_odf_pages(_ODFStyles(), events)])
+        is_formula = is_formula and not event.name.startswith("document")
+        if not is_formula:
+            continue
+        if event.kind == "text":
+            formula.add(event.name)
+        elif event.kind == "end":
+            formula.end(event.name)
+        else:
+            formula.start(event.name, event.attributes)
+    return formula.text(), ""
+
+
+def read_fb2(data: bytes) -> Iterator[str]:
+    """Yield the chapters of a FictionBook file."""
+    page, skip_depth, depth, in_title, note_start = Page(), 0, 0, False, 0
+    form: type[str] = str
+    for event in xml_events(iter((data,))):
+        start = event.kind == "start"
+        if skip_depth or (start and event.name in ("description", "binary", "stylesheet")):
+            skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
+        elif event.kind == "text":
+            page.paragraph.append(form(re.sub(r"\s+", " ", event.name)))
+        elif event.name in _FB2_FORMS:
+            form = _FB2_FORMS[event.name] if start else str
+        elif event.name == "a" and start:
+            note_start = len(page.paragraph) if event.attributes.get("type") == "note" else -1
+        elif event.name == "a" and note_start >= 0:
+            mark = "".join(page.paragraph[note_start:]).strip(" []")
+            del page.paragraph[note_start:]
+            page.add_mark(mark)
+        elif event.name == "section":
+            page.end_paragraph()
+            depth += 1 if start else -1
+            if page.blocks and depth == (1 if start else 0):
+                yield page.text()
+        elif event.name == "title":
+            page.end_paragraph()
+            in_title = start
+        elif event.name in ("p", "v", "subtitle", "text-author"):
+            page.end_paragraph()
+            if start and (in_title or event.name == "subtitle"):
+                page.prefix = f"{'#' * min(6, depth + 1 + (not in_title))} "
+        elif event.name == "table":
+            (page.start_table if start else page.end_table)()
+        elif event.name == "tr" and start:
+            page.start_row()
+        elif event.name in ("td", "th"):
+            page.end_paragraph()
+            if start:
+                page.start_cell()
+    if page.blocks or page.paragraph:
+        yield page.text()
 
 
 def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
@@ -293,12 +406,17 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
 def office_title(file: BinaryIO) -> str:
     archive = Archive(file)
-    for name in ("docProps/core.xml", "meta.xml"):
-        inside = False
-        for event in optional_events(archive, name):
-            if inside and event.kind == "text":
-                return event.name
-            inside = event.kind == "start" and event.name == "title"
+    titles = (title_of(optional_events(archive, name), "title") for name in ("docProps/core.xml", "meta.xml"))
+    return next(filter(None, titles), "")
+
+
+def title_of(events: Iterable[XMLEvent], name: str) -> str:
+    """Return the text of the first element of this name."""
+    inside = False
+    for event in events:
+        if inside and event.kind == "text":
+            return event.name
+        inside = event.kind == "start" and event.name == name
     return ""
 
 
@@ -434,22 +552,6 @@ class _ODFNumbers:
         if levels is None or item is None or not 0 <= level <= MAX_LEVEL:
             return ""
         return numbers.next(levels, level, count_of(item, "start-value") if "start-value" in item.attributes else None)
-
-
-def _odf_formula(archive: Archive, target: str) -> str:
-    # Returns the text of an embedded object if it is a formula.
-    name = f"{posixpath.normpath(target).lstrip('/')}/content.xml"
-    formula = Formula()
-    for event in optional_events(archive, name) if name in archive.names else ():
-        if event.kind == "text":
-            formula.add(event.name)
-        elif event.kind == "end":
-            formula.end(event.name)
-        elif event.name.startswith("document"):  # a spreadsheet or chart
-            return ""
-        else:
-            formula.start(event.name, event.attributes)
-    return formula.text()
 
 
 def _slide_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from email import policy
 from email.errors import MessageError
 from email.message import EmailMessage
@@ -235,21 +235,44 @@ def omit_data(text: str) -> tuple[str, int]:
 
 def email_text(data: bytes) -> tuple[str, str, list[str]]:
     """Return subject, text and warnings of a message; attachments are listed but not read. Raises UnreadableError."""
+    with _parsed_message(data) as message:
+        attached: list[str] = []
+        lines, texts = _header_lines(message), _texts(message, attached)
+    if attached:
+        lines.append(f"Attachments: {', '.join(attached)}")
+    warnings = [f"attachments not read: {len(attached)}"] if attached else []
+    return str(message["Subject"] or ""), "\n".join([*lines, "", *texts]), warnings
+
+
+def mailbox_texts(data: bytes) -> Iterator[str]:
+    """Yield the text of each message of an mbox file. Raises UnreadableError if there is none."""
+    messages = re.split(rb"(?:\A\s*|\n\r?\n)From [^\r\n]*[0-9]:[0-9][^\r\n]*\r?\n", data)[1:]
+    if not messages:
+        raise UnreadableError("is damaged: it has no messages", "document_damaged")
+    for each in messages:
+        yield email_text(re.sub(rb"(?m)^>(>*From )", rb"\1", each))[1].rstrip()
+
+
+def web_archive_text(data: bytes) -> tuple[str, str]:
+    """Return title and visible text of the page in an MHTML file. Raises UnreadableError."""
+    with _parsed_message(data) as message:
+        pages = (each for each in message.walk() if each.get_content_type() in ("text/html", "application/xhtml+xml"))
+        content = next(map(_content, pages), "")
+    return html_text(content)
+
+
+@contextmanager
+def _parsed_message(data: bytes) -> Iterator[EmailMessage]:
+    # The standard library may raise any of these exceptions for malformed headers, some only when they are read.
     try:
         message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(
             data.removeprefix(codecs.BOM_UTF8).lstrip()  # otherwise, the headers would be parsed as text
         )
         if sum(1 for _ in islice(message.walk(), MAX_PARTS + 2)) > MAX_PARTS + 1:
             raise UnreadableError(f"has more than {MAX_PARTS:,} parts")
-        attached: list[str] = []
-        lines, texts = _header_lines(message), _texts(message, attached)
+        yield message
     except (MessageError, LookupError, ValueError, TypeError, AttributeError, IndexError):
-        # The standard library may raise any of these for malformed headers.
         raise UnreadableError("is damaged: its headers are malformed", "document_damaged") from None
-    if attached:
-        lines.append(f"Attachments: {', '.join(attached)}")
-    warnings = [f"attachments not read: {len(attached)}"] if attached else []
-    return str(message["Subject"] or ""), "\n".join([*lines, "", *texts]), warnings
 
 
 def _header_lines(message: EmailMessage) -> list[str]:
@@ -277,7 +300,7 @@ def _content(part: EmailMessage) -> str:
     data = part.get_payload(decode=True)
     if not isinstance(data, bytes):
         return ""
-    charset, is_page = part.get_content_charset(), part.get_content_subtype() == "html"
+    charset, is_page = part.get_content_charset(), part.get_content_subtype() in ("html", "xhtml+xml")
     if charset is not None or not is_page:  # otherwise, the page itself may declare its encoding
         with suppress(LookupError, UnicodeError):
             return _decode(data, charset or "utf-8")

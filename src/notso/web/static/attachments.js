@@ -1,8 +1,8 @@
 // Attachments of a question. Text files, and long pasted text, become hidden form fields. The server reads documents and
-// files that are not recognized as text; the form then contains their ids or, in a temporary chat, their text.
+// unrecognized files; the form then contains their ids or, in a temporary chat, their text.
 {
   const BYTES = 200_000, DOCUMENT_BYTES = 16 * 1024 * 1024, FILES = 8, PASTED_CHARACTERS = 2500, LOOK_MS = 300;
-  const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|odt|epub|xls[xmb]?|ods|eml|msg|rtf)$/;
+  const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|f?od[tsp]|epub|fb2|xls[xmb]?|eml|mbox|mhtm?l?|msg|rtf)$/;
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const list = document.getElementById("attachments");
