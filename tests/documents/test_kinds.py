@@ -154,6 +154,19 @@ def test_text_of_smartart_is_read() -> None:
     assert document.text == "Steps\n\nPlan\n\nDo"
 
 
+def test_files_inserted_in_docx_are_read_in_their_place() -> None:
+    page = "<html><p>über</p></html>"
+    inner = docx("<w:altChunk xmlns:r='r' r:id='r1'/>" + paragraph("word"))
+    archive = f"MIME-Version: 1.0\nContent-Type: text/html; charset=utf-8\n\n{page}"
+    files = {"r1": page, "r2": archive, "r3": "plain", "r4": inner, "r5": "{\\rtf1 a}", "r6": "PK"}
+    members = {f"word/{name}": content for name, content in files.items()}
+    members["word/_rels/document.xml.rels"] = relations({each: ("aFChunk", each) for each in files})
+    chunks = "".join(f"<w:altChunk xmlns:r='{RELATIONSHIPS}' r:id='{each}'/>" for each in (*files, "r7"))
+    document = read_here(docx(paragraph("a") + chunks + paragraph("b"), **members), "a.docx")
+    assert document.text == "a\n\nüber\n\nüber\n\nplain\n\nword\n\nb"
+    assert document.warnings == ("files inserted in it that cannot be read were left out",)
+
+
 def test_titles_and_values_of_charts_are_read() -> None:
     def cache(part: str, kind: str, form: str, *values: str) -> str:
         points = "".join(f'<c:pt idx="{at}"><c:v>{each}</c:v></c:pt>' for at, each in enumerate(values) if each)

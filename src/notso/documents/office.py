@@ -102,7 +102,7 @@ class Page:
 
     def add_blocks(self, blocks: list[str]) -> None:
         """Move all blocks of a list to the end."""
-        self._open_blocks().extend(blocks)
+        self._open_blocks().extend(filter(None, blocks))
         blocks.clear()
 
     def _add_table(self, rows: Iterable[Sequence[str]]) -> None:

@@ -261,6 +261,17 @@ def web_archive_text(data: bytes) -> tuple[str, str]:
     return html_text(content)
 
 
+def chunk_text(data: bytes) -> str:
+    """Return the text of a file in a document: HTML, MHTML, or plain text. Raises UnreadableError."""
+    if re.match(rb"\s*\{\\rtf", data):
+        raise UnreadableError("is an RTF document; save it as DOCX", "document_rtf")
+    if re.search(rb"^MIME-Version:", data[:2000], re.IGNORECASE | re.MULTILINE):
+        return web_archive_text(data)[1]
+    is_markup = data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<")
+    text = decode_guessing(data, is_markup=is_markup)[0]
+    return html_text(text)[1] if is_markup else text
+
+
 @contextmanager
 def _parsed_message(data: bytes) -> Iterator[EmailMessage]:
     # The standard library may raise any of these exceptions for malformed headers, some only when they are read.

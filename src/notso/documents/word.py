@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ from notso.documents.office import (
     optional_events,
     relationships,
 )
+from notso.documents.plain import chunk_text
 from notso.documents.values import UnreadableError
 
 _LIST_FIELD = re.compile(r'\s*LISTNUM\s*(?:"([^"]*)"|([^"\s\\]*))', re.IGNORECASE)
@@ -47,8 +49,11 @@ _FIELD_FORMS = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lo
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
-def read_docx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the pages of a Word document (split at its stored page breaks), then its footnotes and endnotes."""
+def read_docx(file: BinaryIO, warnings: list[str], is_chunk: bool = False) -> Iterator[str]:
+    """Yield the pages of a Word document (split at its stored page breaks), then its footnotes and endnotes.
+
+    is_chunk: the file is part of another document.
+    """
     archive = Archive(file)
     main = main_part(archive) or "word/document.xml"
     folder = posixpath.dirname(main)
@@ -60,7 +65,7 @@ def read_docx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
         _note_settings(optional_events(sections, main) if sections is not None else ()),
     )
-    document = _WordDocument(archive, styles, lists, notes)
+    document = _WordDocument(archive, styles, lists, notes, warnings, is_chunk)
     yield from _word_pages(document, main)
     for kind in kinds_of_notes:
         if text := "\n\n".join(_word_pages(document, f"{folder}/{kind}.xml")):
@@ -277,6 +282,21 @@ class _WordDocument:
     styles: Mapping[str, _WordStyle]
     lists: _WordLists
     notes: _Notes
+    warnings: list[str]
+    is_chunk: bool
+
+    def chunk(self, part: str) -> str:
+        """Return the text of a file that is inserted where the document refers to it."""
+        with suppress(UnreadableError):
+            data = self.archive.read(part)
+            if not data.startswith(b"PK"):
+                return chunk_text(data)
+            if not self.is_chunk:
+                return "\n\n".join(read_docx(io.BytesIO(data), self.warnings, is_chunk=True))
+        warning = "files inserted in it that cannot be read were left out"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+        return ""
 
 
 def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
@@ -353,6 +373,9 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             is_continued &= not start
             form, is_struck, is_hidden = str, False, False
             style = _WordStyle() if start else style
+        elif event.name == "altChunk" and start:
+            page.end_paragraph()
+            page.add_blocks([document.chunk(parts.get(event.attributes.get("id", ""), ("", ""))[1])])
         elif event.name == "chart" and start:
             charts.append(parts.get(event.attributes.get("id", ""), ("", ""))[1])
         elif event.name == "txbxContent":
