@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from web.store.conftest import Kept
 from web.store.some_chats import OWNER, a_chat, a_turn, finished, run_with_store
 
 from notso.documents.passages import Passage
-from notso.documents.values import Document
+from notso.documents.values import READER_VERSION, Document
 from notso.web.store import documents as limits
 from notso.web.store.copy import copy_database
 from notso.web.store.documents import DEFAULT_LIBRARY, EVERYONE, PARSING_SECONDS, Member, PassageHit, StoredDocument
-from notso.web.store.protocol import Attachment, ChatStore, Memory
+from notso.web.store.protocol import Attachment, ChatStore, Memory, StoredMessage
 from notso.web.store.sql import documents as sql_documents
 from notso.web.store.sql import passage_index
 from notso.web.store.sql import store as sql_store
 from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.turns import documents as turn_documents
+from notso.web.turns.documents import prompt_documents
+from notso.web.values.durations import current_ms
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
@@ -48,6 +52,35 @@ async def added(store: ChatStore, *pages: str, name: str = "birds.txt", owner: s
     assert taken is not None and taken[0].id == new.id and taken[1] == "\f".join(pages).encode()
     assert await store.documents.finish(new.id, parsed(*pages))
     return (await store.documents.some(owner, [new.id]))[0]
+
+
+def test_texts_of_older_readers_are_read_again_when_used(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: ChatStore) -> None:
+        document, failing = await added(store, *PAGES), await added(store, "Wrens sing.", name="b.txt")
+        await store.documents.reread([document.id])
+        assert document.reader == READER_VERSION and await store.documents.claim(1) is None
+        monkeypatch.setattr(sql_documents, "READER_VERSION", READER_VERSION + 1)
+        monkeypatch.setattr(turn_documents, "READER_VERSION", READER_VERSION + 1)
+        assert await store.documents.claim(1) is None, "an unused document is not read again"
+        files = (Attachment("a", "", document=document.id), Attachment("b", "", document=failing.id))
+        line = [StoredMessage("q", "c", "user", "?", "", "done", 1, attachments=files)]
+        before = await prompt_documents(store, OWNER, date(2025, 1, 1), line)
+        claimed = await store.documents.claim(current_ms())
+        assert claimed is not None and claimed[0].state == "ready" and claimed[1] == "\f".join(PAGES).encode()
+        assert PAGES[0] in before.head and (await store.documents.search(OWNER, "heron", 9))[0].number == 0
+        await prompt_documents(store, OWNER, date(2025, 1, 1), line)
+        other = await store.documents.claim(current_ms())
+        assert other is not None and other[0].id == failing.id and await store.documents.claim(current_ms()) is None
+        await store.documents.fail(failing.id, "is damaged")
+        assert await store.documents.finish(document.id, parsed("The wren sings."))
+        assert not await store.documents.finish(document.id, parsed("again"))
+        after = await prompt_documents(store, OWNER, date(2025, 1, 1), line)
+        assert "The wren sings." in after.head and "Wrens sing." in after.head and after.reading != before.reading
+        assert await store.documents.search(OWNER, "heron", 9) == []
+        assert [each.pages for each in await store.documents.documents(OWNER)] == [1, 1]
+        assert await store.documents.claim(current_ms()) is None
+
+    kept.run(work)
 
 
 def test_a_document_is_queued_parsed_and_read(kept: Kept) -> None:

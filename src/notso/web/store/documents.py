@@ -76,6 +76,7 @@ class StoredDocument:
     kind: str = ""
     pages: int = 0
     characters: int = 0
+    reader: int = 0  # READER_VERSION when the text was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,9 @@ class DocumentStore(Protocol):
 
     async def requeue(self) -> None:
         """Requeue documents whose parsing was interrupted by a restart. Not for shared stores."""
+
+    async def reread(self, document_ids: Sequence[str]) -> None:
+        """Let `claim` return these documents if their texts are from older readers. Until then, the texts are kept."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
         """Store the parsed document; return False if it was deleted in the meantime."""

@@ -20,6 +20,7 @@ from datetime import date
 
 from notso.documents.citations import QUOTE_FIRST, format_for_prompt, replace_newlines
 from notso.documents.passages import estimated_tokens
+from notso.documents.values import READER_VERSION
 from notso.smollm3 import FixedPrefix, Message, QuoteSource, RequestOptions
 from notso.web.engine.port import ChatEngine
 from notso.web.store.documents import DocumentStore, DocumentText, Library, PassageHit, StoredDocument
@@ -118,6 +119,9 @@ async def prompt_documents(
     documents = [ready[each] for each in ids if each in ready]
     if not documents:
         return instructions_only
+    outdated = [each.id for each in documents if each.reader < READER_VERSION]
+    if outdated and not store.read_only:
+        await store.documents.reread(outdated)  # for the next question
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     # Documents at the head are a fixed prefix. The engine may have a longer context for a fixed prefix.
     max_tokens = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
@@ -170,7 +174,8 @@ async def _record_reading(
     # Returns the scope and the id of the head's KV cache.
     salts = {each.id: each.salt for each in await store.libraries(owner)}
     scope = "+".join(sorted({salts[each.library_id] for each in head if each.library_id in salts}))
-    identity = " ".join([*(each.id for each in head), *filter(None, [instructions])])
+    versions = (f"{each.id}/{each.reader}" if each.reader else each.id for each in head)
+    identity = " ".join([*versions, *filter(None, [instructions])])
     reading = hashlib.sha256(identity.encode()).hexdigest()[:32]
     await store.record_reading(scope, reading, [each.id for each in head])
     return scope, reading

@@ -406,6 +406,11 @@ MIGRATIONS: tuple[str, ...] = (
         FROM forgotten ORDER BY number;
     DROP TABLE forgotten;
     """,
+    # 18: the version of the reader of each text, so that texts of older readers can be read again.
+    """
+    ALTER TABLE documents ADD COLUMN reader BIGINT NOT NULL DEFAULT 0;
+    CREATE INDEX outdated_documents ON documents (created_ms) WHERE held_until_ms < 0;
+    """,
 )
 
 REINDEXES = frozenset({9})

@@ -14,7 +14,7 @@ from typing import Any
 
 from notso.documents.citations import find_marked_quotes, matches_when_folded, revision_of
 from notso.documents.passages import Passage, page_at, split_into_passages
-from notso.documents.values import Document
+from notso.documents.values import READER_VERSION, Document
 from notso.web.store.documents import (
     EVERYONE,
     MAX_DOCUMENT_BYTES_OF_OWNER,
@@ -56,6 +56,7 @@ _IN_ORDER = "ORDER BY documents.created_ms, documents.id"
 _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERYONE}')"
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
+_OUTDATED = "state = 'ready' AND held_until_ms < 0"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
 # The condition `project <> ''` lets the database use a partial index.
 _IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"
@@ -277,15 +278,17 @@ class SQLDocuments:
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
         def work(db: Database) -> tuple[StoredDocument, bytes] | None:
-            row = db.execute(
-                f"SELECT {_DOCUMENT} FROM documents WHERE state = 'queued' OR (state = 'parsing' AND held_until_ms < ?)"
-                f" {_IN_ORDER} LIMIT 1{db.for_update}",
-                (now_ms,),
-            ).fetchone()
-            if row is None:
+            new = "state = 'queued' OR (state = 'parsing' AND held_until_ms < ?)"
+            for condition, values in ((new, (now_ms,)), (_OUTDATED, ())):
+                sql = f"SELECT {_DOCUMENT} FROM documents WHERE {condition} {_IN_ORDER} LIMIT 1{db.for_update}"
+                row = db.execute(sql, values).fetchone()
+                if row is not None:
+                    break
+            else:
                 return None
             until = now_ms + int(1000 * PARSING_SECONDS)
-            db.execute("UPDATE documents SET state = 'parsing', held_until_ms = ? WHERE id = ?", (until, row["id"]))
+            state = "ready" if row["state"] == "ready" else "parsing"
+            db.execute("UPDATE documents SET state = ?, held_until_ms = ? WHERE id = ?", (state, until, row["id"]))
             rows = db.execute("SELECT content FROM document_parts WHERE document_id = ? ORDER BY part", (row["id"],))
             return StoredDocument(**row), b"".join(bytes(row["content"]) for row in rows.fetchall())
 
@@ -294,6 +297,13 @@ class SQLDocuments:
     async def requeue(self) -> None:
         sql = "UPDATE documents SET state = 'queued' WHERE state = 'parsing'"
         await self._store.change("", sql)
+
+    async def reread(self, document_ids: Sequence[str]) -> None:
+        sql = (
+            f"UPDATE documents SET held_until_ms = -1 WHERE id IN ({placeholders(document_ids)}) AND state = 'ready'"
+            " AND reader < ? AND held_until_ms BETWEEN 0 AND ?"
+        )
+        await self._store.change("", sql, *document_ids, READER_VERSION, current_ms())
 
     async def finish(self, document_id: str, document: Document) -> bool:
         def pack() -> tuple[TextIndex, bytes]:
@@ -305,12 +315,13 @@ class SQLDocuments:
 
         def work(db: Database) -> bool:
             updated = db.execute(
-                "UPDATE documents SET state = 'ready', reason = '', kind = ?, note = ?, pages = ?, characters = ?"
-                " WHERE id = ? AND state = 'parsing'",
-                (*columns, document_id),
+                "UPDATE documents SET state = 'ready', reason = '', kind = ?, note = ?, pages = ?, characters = ?,"
+                " reader = ? WHERE id = ? AND (state = 'parsing' OR (state = 'ready' AND reader < ?))",
+                (*columns, READER_VERSION, document_id, READER_VERSION),
             )
             if not updated.rowcount:
                 return False
+            _delete_text(db, document_id)
             db.execute(
                 "INSERT INTO document_texts (document_id, text, pages, passages) VALUES (?, ?, ?, ?)",
                 (document_id, text, json.dumps(document.pages), json.dumps([astuple(each) for each in index.passages])),
@@ -321,8 +332,14 @@ class SQLDocuments:
         return await self._store.write(work)
 
     async def fail(self, document_id: str, reason: str) -> None:
-        sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
-        await self._store.change("", sql, reason, document_id)
+        def work(db: Database) -> None:
+            sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
+            db.execute(sql, (reason, document_id))
+            # Keep a text that cannot be read again.
+            sql = "UPDATE documents SET reader = ? WHERE id = ? AND state = 'ready'"
+            db.execute(sql, (READER_VERSION, document_id))
+
+        await self._store.write(work)
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
         sql = (
@@ -449,7 +466,7 @@ def _search(
 
 def _delete(db: Database, owner: str, document_id: str) -> bool:
     row = db.execute(
-        f"SELECT number, library_id FROM documents WHERE id = ? AND {_OWN}{db.for_update}", (document_id, owner)
+        f"SELECT library_id FROM documents WHERE id = ? AND {_OWN}{db.for_update}", (document_id, owner)
     ).fetchone()
     if row is None:
         return False
@@ -461,11 +478,17 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
         db.execute(f"{_STALE} VALUES ('', '', ?, ?, ?)", (each["scope"], each["name"], now))
         db.execute("DELETE FROM readings WHERE scope = ? AND name = ?", (each["scope"], each["name"]))
     _remove_citations(db, document_id)
-    for table in ("chat_documents", "document_texts", "document_parts"):
+    _delete_text(db, document_id)
+    for table in ("chat_documents", "document_parts"):
         db.execute(f"DELETE FROM {table} WHERE document_id = ?", (document_id,))
-    db.execute("DELETE FROM document_words WHERE document = ?", (row["number"],))
     db.execute("DELETE FROM documents WHERE id = ?", (document_id,))
     return True
+
+
+def _delete_text(db: Database, document_id: str) -> None:
+    number = "(SELECT number FROM documents WHERE id = ?)"
+    db.execute(f"DELETE FROM document_words WHERE document = {number}", (document_id,))
+    db.execute("DELETE FROM document_texts WHERE document_id = ?", (document_id,))
 
 
 def mark_stale(db: Database, conversations: str, *values: str) -> None:
