@@ -235,6 +235,17 @@ def test_odt_headings_and_tables_are_read_without_deletions() -> None:
     assert "gone" not in document.text
 
 
+def test_texts_that_are_names_of_elements_are_read() -> None:
+    names = ("frame", "body", "page", "title", "section", "table", "document", "chart", "t", "Fallback", "sectPr")
+    shown = "\n\n".join(names)
+    assert read_here(odt("".join(f"<text:p>{each}</text:p>" for each in names)), "a.odt").text == shown
+    assert read_here(docx("".join(map(paragraph, names))), "a.docx").text == shown
+    slide = "".join(f"<a:p><a:r><a:t>{each}</a:t></a:r></a:p>" for each in names)
+    assert read_here(pptx([slide]), "a.pptx").text == shown
+    book = "".join(f"<p>{each}</p>" for each in names)
+    assert read_here(f"<FictionBook><body>{book}</body></FictionBook>".encode(), "a.fb2").text == shown
+
+
 def test_slides_of_odp_are_read_with_titles_notes_and_charts() -> None:
     box = "<draw:frame {}><draw:text-box><text:p>{}</text:p></draw:text-box></draw:frame>"
     title, text = box.format("presentation:class='title'", "One"), box.format("", "text")

@@ -219,12 +219,12 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
         start = event.kind == "start"
         if skip_depth or (start and (event.name in _ODF_SKIPPED or styles.hide(event) or in_frame == event.name)):
             skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
-        elif event.name == "frame":
-            in_frame = "title" if start else ""  # in a frame, alternative text; elsewhere, a field of a text
-            is_slide_title = event.attributes.get("class") == "title"
         elif event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
             page.paragraph.append(next((each for each in forms if each is not str), str)(text))
+        elif event.name == "frame":
+            in_frame = "title" if start else ""  # in a frame, alternative text; elsewhere, a field of a text
+            is_slide_title = event.attributes.get("class") == "title"
         elif event.name in ("span", "note-citation"):
             if start:
                 is_span = event.name == "span"
@@ -318,7 +318,7 @@ def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
     for event in events:
         if event.kind == "start" and event.name == "chart":
             return "", "\n\n".join(["Chart:", *_odf_pages(_ODFStyles(), events)])
-        is_formula = is_formula and not event.name.startswith("document")
+        is_formula = is_formula and not (event.kind == "start" and event.name.startswith("document"))
         if not is_formula:
             continue
         if event.kind == "text":
