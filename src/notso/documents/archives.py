@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NoReturn
 from xml.parsers import expat
@@ -119,6 +119,17 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
     except (expat.ExpatError, ValueError, LookupError):  # LookupError: unknown encoding
         raise UnreadableError("is damaged: its XML is malformed", "document_damaged") from None
     yield from events
+
+
+def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) -> Iterator[XMLEvent]:
+    """Yield the events outside of the elements for whose start tag `is_omitted` returns True."""
+    depth = 0
+    for event in events:
+        step = {"start": 1, "text": 0, "end": -1}[event.kind]
+        if depth or (step > 0 and is_omitted(event)):
+            depth += step
+        else:
+            yield event
 
 
 def _local_name(name: str) -> str:

@@ -76,10 +76,6 @@ _SYMBOLS = {
     ),
 }
 
-# Elements of Office Open XML with replaced content (`del`, `moveFrom`), or with the content of the preceding Choice
-# element in a form for older programs (`Fallback`).
-REPLACED = ("Fallback", "del", "moveFrom")
-
 
 class Raised(str):
     """A piece of a superscript. A superscript may have several."""
@@ -280,7 +276,7 @@ def _linear(element: _Element) -> str:
 
 def formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
     # Replaces each formula in Office Math by one text.
-    formula, depth, skip_depth, in_text = Formula(), 0, 0, False
+    formula, depth, in_text = Formula(), 0, False
     for event in events:
         step = {"start": 1, "text": 0, "end": -1}[event.kind]
         if step and event.name == "oMath":  # may be nested
@@ -290,10 +286,6 @@ def formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
                 formula = Formula()
         elif not depth:
             yield event
-        elif step and event.name in REPLACED:
-            skip_depth += step
-        elif skip_depth:
-            continue
         elif not step:
             if in_text:
                 formula.add(event.name)

@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from notso.documents.archives import Archive, XMLEvent, xml_events
+from notso.documents.archives import Archive, XMLEvent, outside, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
     Formula,
@@ -36,7 +36,7 @@ numbers."""
 
 TRUE = ("1", "true", "on")
 _FB2_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "strikethrough": Struck}
-_ODF_SKIPPED = {
+_ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
     *("header-decl", "footer-decl", "date-time-decl"),
 }
@@ -205,7 +205,7 @@ def _is_before_body(event: XMLEvent) -> bool:
 
 
 def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive | None = None) -> Iterator[str]:
-    page, skip_depth, reading_start = Page(), 0, 0
+    page, reading_start = Page(), 0
     main, notes, citation = page, Page(), ""  # `page` is the main text or the notes
     repeated: list[int] = []  # number of rows that each open row stands for
     is_spreadsheet = is_presentation = is_slide_title = False
@@ -215,11 +215,10 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
     outer: list[tuple[Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
     forms: list[type[str]] = []  # of the open spans
     in_frame = ""
-    for event in events:
+    shown = outside(events, lambda each: each.name in _ODF_OMITTED or styles.hide(each) or in_frame == each.name)
+    for event in shown:
         start = event.kind == "start"
-        if skip_depth or (start and (event.name in _ODF_SKIPPED or styles.hide(event) or in_frame == event.name)):
-            skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
-        elif event.kind == "text":
+        if event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
             page.paragraph.append(next((each for each in forms if each is not str), str)(text))
         elif event.name == "frame":
@@ -332,13 +331,11 @@ def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
 
 def read_fb2(data: bytes) -> Iterator[str]:
     """Yield the chapters of a FictionBook file."""
-    page, skip_depth, depth, in_title, note_start = Page(), 0, 0, False, 0
+    page, depth, in_title, note_start = Page(), 0, False, 0
     form: type[str] = str
-    for event in xml_events(iter((data,))):
+    for event in outside(xml_events(iter((data,))), lambda each: each.name in ("description", "binary", "stylesheet")):
         start = event.kind == "start"
-        if skip_depth or (start and event.name in ("description", "binary", "stylesheet")):
-            skip_depth += {"start": 1, "text": 0, "end": -1}[event.kind]
-        elif event.kind == "text":
+        if event.kind == "text":
             page.paragraph.append(form(re.sub(r"\s+", " ", event.name)))
         elif event.name in _FB2_FORMS:
             form = _FB2_FORMS[event.name] if start else str
@@ -556,18 +553,15 @@ class _ODFNumbers:
 
 def _slide_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: str) -> str:
     # parts: the relationships of the slide.
-    page, skip_depth, in_text = Page(), 0, False
+    page, in_text = Page(), False
     run_form: type[str] = str
     font = symbol_font = ""
     level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
     numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
-    for event in formulas_as_text(xml_events(archive.pieces(slide))):
+    # A Fallback element has the content of the Choice element before it, in a form for older programs.
+    for event in formulas_as_text(outside(xml_events(archive.pieces(slide)), lambda each: each.name == "Fallback")):
         start = event.kind == "start"
-        if event.kind != "text" and event.name == "Fallback":  # an image in place of a formula
-            skip_depth += 1 if start else -1
-        elif skip_depth:
-            continue
-        elif event.kind == "text":
+        if event.kind == "text":
             if in_text:
                 text = unicode_text(unicode_text(event.name, font), symbol_font, is_private=True)
                 page.paragraph.append(run_form(text))

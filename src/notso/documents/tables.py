@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from notso.documents.archives import Archive, has_zip_signature, xml_events
+from notso.documents.archives import Archive, has_zip_signature, outside, xml_events
 from notso.documents.formulas import SCRIPTS, Struck, joined
 from notso.documents.values import MAX_CHARACTERS, UnreadableError, too_many_characters
 
@@ -196,7 +196,7 @@ class _Shown:
         types = rb"""t=["'](?:e|inlineStr%b)["']""" % (b"|s" if self._strings else b"")
         styles = b"|".join(b"%d" % at for at, unit in enumerate(self._units[:_MAX_STYLES]) if unit)
         cell = re.compile(_CELL % (types + rb"""|s=["'](?:%b)["']""" % styles if styles else types))
-        for attributes, value in _cells(cell, self._archive.pieces(part)) if part in self._archive.names else ():
+        for attributes, value in _found(cell, self._archive, part):
             style, text = _STYLE.search(attributes), self._text(attributes, value)
             unit = self._units[int(style[1])] if style is not None and int(style[1]) < len(self._units) else ""
             if (unit or text) and (place := _PLACE.search(attributes)) is not None:
@@ -221,7 +221,7 @@ class _Shown:
     def _ods_cells(self) -> Iterator[tuple[int, int, int, str, str]]:
         # Yields sheet, row, column, unit, and no text.
         sheet, row, column, times, units, left = -1, 0, 0, 1, list[tuple[int, str]](), MAX_CELLS
-        for end, name, attributes in self._tags(_ODS_PLACE, "content.xml"):
+        for end, name, attributes in _found(_ODS_PLACE, self._archive, "content.xml", (b"<",)):
             if name == b"table":
                 sheet, row = sheet + (not end), 0
             elif name == b"table-row" and not end:
@@ -243,14 +243,6 @@ class _Shown:
                 row += 0 if units else times
                 units = []
 
-    def _tags(self, pattern: re.Pattern[bytes], part: str) -> Iterator[tuple[bytes, ...]]:
-        rest = b""
-        for piece in self._archive.pieces(part) if part in self._archive.names else ():
-            text = rest + piece
-            yield from pattern.findall(text)
-            last = text.rfind(b"<")  # this tag may continue in the next piece
-            rest = text[last:] if text.find(b">", last) < 0 and len(text) - last < _MAX_CELL_BYTES else b""
-
 
 class _Groups(Generic[T]):
     # Groups items by their first number, which never decreases.
@@ -266,14 +258,12 @@ class _Groups(Generic[T]):
 
 def _rich_texts(data: bytes) -> Iterator[str]:
     # Yields each text of spreadsheet XML with its superscripts; empty: the text has none.
-    pieces, in_text, skip_depth = list[str](), False, 0
+    pieces, in_text = list[str](), False
     form: type[str] = str
-    for event in xml_events(iter((data,))):
+    for event in outside(xml_events(iter((data,))), lambda each: each.name == "rPh"):  # readings
         start = event.kind == "start"
-        if event.kind != "text" and event.name == "rPh":  # a reading
-            skip_depth += 1 if start else -1
-        elif event.kind == "text":
-            if in_text and not skip_depth:
+        if event.kind == "text":
+            if in_text:
                 pieces.append(form(event.name))
         elif event.name == "t":
             in_text = start
@@ -332,7 +322,7 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
             missing += sum(
                 # A formula may return an empty text, which is then not stored.
                 wants_results or not (value or ((kind := _TYPE.search(attributes)) and kind[1] == b"str"))
-                for attributes, value in _cells(_FORMULA_CELL, archive.pieces(name))
+                for attributes, value in _found(_FORMULA_CELL, archive, name)
             )
         elif re.fullmatch(r"xl/worksheets/[^/]+\.bin", name) and _has_short_cells(archive.read(name)):
             raise UnreadableError("is an XLSB file of an unsupported variant; save it as XLSX")
@@ -340,11 +330,14 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
         warnings.append(f"formulas whose results may be missing: {missing:,}; save the file in a spreadsheet program")
 
 
-def _cells(pattern: re.Pattern[bytes], pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def _found(
+    pattern: re.Pattern[bytes], archive: Archive, part: str, starts: Sequence[bytes] = (b"<c ", b":c ")
+) -> Iterator[tuple[bytes, ...]]:
+    # Yields the matches of a pattern in a part, if it exists. starts: with what a match may start.
     rest = b""
-    for piece in pieces:
+    for piece in archive.pieces(part) if part in archive.names else ():
         text = rest + piece
-        last = text.rfind(b"<", 0, max(text.rfind(b"<c "), text.rfind(b":c ")) + 1)  # may continue in the next piece
+        last = text.rfind(b"<", 0, max(map(text.rfind, starts)) + 1)  # may continue in the next piece
         if last < 0 or len(text) - last > _MAX_CELL_BYTES:
             last = len(text)
         yield from pattern.findall(text[:last])

@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-from notso.documents.archives import Archive, XMLEvent, xml_events
+from notso.documents.archives import Archive, XMLEvent, outside, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
-    REPLACED,
     SCRIPTS,
     ListLevel,
     ListNumbers,
@@ -258,15 +257,11 @@ class _Notes:
 
 def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
     # Yields the settings of notes in each section, or of a part without sections.
-    found, kind, skip_depth = dict[str, XMLEvent](), "", 0
-    for event in events:
+    found, kind = dict[str, XMLEvent](), ""
+    for event in outside(events, _has_replaced_content):
         if event.kind == "text":
             continue
-        if event.name == "sectPrChange":  # the section before a tracked change
-            skip_depth += 1 if event.kind == "start" else -1
-        elif skip_depth:
-            continue
-        elif event.name in ("footnotePr", "endnotePr"):
+        if event.name in ("footnotePr", "endnotePr"):
             kind = event.name[0] if event.kind == "start" else ""
         elif event.kind == "start" and kind:
             found[f"{kind}{event.name}"] = event
@@ -299,13 +294,19 @@ class _WordDocument:
         return ""
 
 
+def _has_replaced_content(event: XMLEvent) -> bool:
+    # A Fallback element has the content of the Choice element before it, in a form for older programs; the others have
+    # properties before a tracked change.
+    return event.name in ("Fallback", "rPrChange", "pPrChange", "sectPrChange")
+
+
 def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
     styles, lists, notes = document.styles, document.lists, document.notes
     parts: dict[str, tuple[str, str]] = {}
     with suppress(UnreadableError):
         parts = relationships(document.archive, part)
     charts = list[str]()  # in the current paragraph
-    page, skip_depth, in_text = Page(), 0, False
+    page, in_text = Page(), False
     in_instruction, instruction = False, ""  # of a field
     style, list_id = _WordStyle(), ""  # of the current paragraph
     level: int | None = None
@@ -319,16 +320,17 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
     choices, choice = list[str](), -1  # of a form field
     note = ""
     is_checked, font = False, ""
-    for event in formulas_as_text(xml_events(document.archive.pieces(part))):
+    events = outside(
+        xml_events(document.archive.pieces(part)),
+        # In the properties of a paragraph, a deletion is only that of its end.
+        lambda each: _has_replaced_content(each) or (each.name in ("del", "moveFrom") and not is_in_properties),
+    )
+    for event in formulas_as_text(events):
         start = event.kind == "start"
-        if is_in_properties and not skip_depth and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
+        if is_in_properties and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
             # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
             is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in TRUE)
-        if event.kind != "text" and event.name in (*REPLACED, "rPrChange", "pPrChange", "sectPrChange"):
-            skip_depth += 1 if start else -1
-        elif skip_depth:
-            continue
-        elif event.kind == "text":
+        if event.kind == "text":
             if in_instruction:
                 instruction += event.name
             elif in_text and not is_hidden:
