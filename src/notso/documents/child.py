@@ -21,11 +21,11 @@ from notso.documents import kinds
 from notso.documents.values import (
     LIMITS,
     MAX_CHARACTERS,
-    MAX_PAGES,
     MAX_WARNINGS,
     MIB,
     UNCONFINED,
     UnreadableError,
+    check_pages,
     clean,
     one_line,
     too_many_characters,
@@ -89,8 +89,7 @@ def _write_pages(
         )
     left, visible = MAX_CHARACTERS, False
     for count, page in enumerate(pages, start=1):
-        if count > MAX_PAGES:
-            raise UnreadableError(f"has more than {MAX_PAGES:,} pages", "document_pages", limit=MAX_PAGES)
+        check_pages(count)
         text = clean(page)
         left -= len(text)
         if left < 0:

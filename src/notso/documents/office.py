@@ -28,7 +28,7 @@ from notso.documents.formulas import (
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
 from notso.documents.tables import format_number, line_of, markdown_lines
-from notso.documents.values import MAX_PAGES, UnreadableError
+from notso.documents.values import UnreadableError, check_pages
 
 MAX_REPEATED = 1_000
 """Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
@@ -383,8 +383,7 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
             files[event.attributes.get("id", "")] = event.attributes.get("href", "")
         elif event.kind == "start" and event.name == "itemref":
             spine.append(event.attributes.get("idref", ""))
-    if len(spine) > MAX_PAGES:
-        raise UnreadableError(f"has more than {MAX_PAGES:,} chapters", "document_pages", limit=MAX_PAGES)
+    check_pages(len(spine), "chapters")
     chapters, problems = dict.fromkeys(spine), list[UnreadableError]()
     for each in chapters:
         try:

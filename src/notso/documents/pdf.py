@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 from notso.documents.formulas import raised
 from notso.documents.values import (
     MAX_CHARACTERS,
-    MAX_PAGES,
     MIB,
     UNCONFINED,
     UnreadableError,
+    check_pages,
     clean,
     too_many_characters,
 )
@@ -72,26 +72,14 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     count = len(document)
     if not count:
         raise UnreadableError("is damaged: it has no pages", "document_damaged")
-    if count > MAX_PAGES:
-        raise UnreadableError(f"has more than {MAX_PAGES:,} pages", "document_pages", limit=MAX_PAGES)
+    check_pages(count)
     announce(count)
     pages: list[str] = []
     unread, empty, left = 0, 0, MAX_CHARACTERS
     for number in range(count):
         try:
-            page = document[number]
-            # Text annotations and form field values are part of the page only after it is flattened and loaded again.
-            if pypdfium2.raw.FPDFPage_Flatten(page, pypdfium2.raw.FLAT_NORMALDISPLAY) == pypdfium2.raw.FLATTEN_SUCCESS:
-                page.close()
-                page = document[number]
-            text_page = page.get_textpage()
-            characters = text_page.count_chars()
-            left -= max(0, characters)
-            if left < 0:
-                raise too_many_characters()
-            text = join_hyphenated(_PageText(text_page).corrected()) if characters > 0 else ""
-            text_page.close()
-            page.close()
+            text, characters = _read_page(document, number, left)
+            left -= characters
         except pypdfium2.PdfiumError:
             text, unread = "", unread + 1
         empty += not text.strip()
@@ -107,6 +95,25 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     elif empty:
         warnings.append(f"{empty} of {count} pages have no text; they may be scanned")
     yield from remove_margins(pages)
+
+
+def _read_page(document: PdfDocument, number: int, max_characters: int) -> tuple[str, int]:
+    # Returns the text of a page, and its number of characters before corrections.
+    from pypdfium2 import raw
+
+    page = document[number]
+    # Text annotations and form field values are part of the page only after it is flattened and loaded again.
+    if raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
+        page.close()
+        page = document[number]
+    text_page = page.get_textpage()
+    characters = max(0, text_page.count_chars())
+    if characters > max_characters:
+        raise too_many_characters()
+    text = join_hyphenated(_PageText(text_page).corrected()) if characters else ""
+    text_page.close()
+    page.close()
+    return text, characters
 
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, bottom, right, top

@@ -51,19 +51,23 @@ class DocumentReader:
         try:
             self._child = ConfinedProcess(arguments, data, LIMITS)
         except ConfinedWorkError as error:
-            raise UnreadableError(f"could not be read: {error}", "document_unread") from None
+            raise _unread(error) from None
 
     def read(self) -> Document:
         """Return the document. Raises UnreadableError."""
         try:
             return assemble_document(parse_frames(self._child.pieces()), self._child.extend_limits)
         except ConfinedWorkError as error:
-            raise UnreadableError(f"could not be read: {error}", "document_unread") from None
+            raise _unread(error) from None
         finally:
             self.kill()
 
     def kill(self) -> None:
         self._child.kill()
+
+
+def _unread(reason: object) -> UnreadableError:
+    return UnreadableError(f"could not be read: {reason}", "document_unread")
 
 
 def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[[int], None]) -> Document:
@@ -88,7 +92,7 @@ def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[
                 at += len(text)
                 continued = more
                 if at > MAX_CHARACTERS + len(PAGE_BREAK) * MAX_PAGES or len(pages) > MAX_PAGES:
-                    raise UnreadableError("could not be read: its parser exceeded the limits", "document_unread")
+                    raise _unread("its parser exceeded the limits")
             case {"refused": str(sentence), "code": str(code), "values": dict(values)}:
                 figures = {str(name): each for name, each in values.items() if isinstance(each, int)}
                 raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS), code, **figures)
@@ -100,8 +104,8 @@ def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[
                 warning_lines = tuple(one_line(str(each)) for each in warnings[:MAX_WARNINGS])
                 return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), warning_lines)
             case _:
-                raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
-    raise UnreadableError("could not be read: its parser stopped before the end", "document_unread")
+                raise _unread("its parser sent an invalid result")
+    raise _unread("its parser stopped before the end")
 
 
 def parse_frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
@@ -112,7 +116,7 @@ def parse_frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         while len(buffer) >= 4:
             length = int.from_bytes(buffer[:4], "big")
             if length > MAX_FRAME_BYTES:
-                raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
+                raise _unread("its parser sent an invalid result")
             if len(buffer) < 4 + length:
                 break
             try:
@@ -120,6 +124,6 @@ def parse_frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 frame = None
             if not isinstance(frame, dict):
-                raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
+                raise _unread("its parser sent an invalid result")
             del buffer[: 4 + length]
             yield frame

@@ -54,6 +54,12 @@ class UnreadableError(Exception):
         return json.dumps([str(self), self.code, self.values], ensure_ascii=False) if self.code else str(self)
 
 
+def check_pages(count: int, what: str = "pages") -> None:
+    """Raises UnreadableError if a document has more than MAX_PAGES pages."""
+    if count > MAX_PAGES:
+        raise UnreadableError(f"has more than {MAX_PAGES:,} {what}", "document_pages", limit=MAX_PAGES)
+
+
 def too_many_characters() -> UnreadableError:
     return UnreadableError(f"has more than {MAX_CHARACTERS:,} characters", "document_characters", limit=MAX_CHARACTERS)
 
