@@ -45,6 +45,8 @@ _FIELD_LISTS = {
     "legaldefault": tuple("1." * level for level in range(1, MAX_LEVEL + 2)),
 }
 _FIELD_FORMS = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+_RUN_PROPERTIES = ("rStyle", "rFonts", "strike", "dstrike", "vertAlign", "vanish")
+_FORM_FIELD = ("checkBox", "ddList", "listEntry", "result", "default", "checked")
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
@@ -271,6 +273,55 @@ def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
     yield found
 
 
+@dataclass(slots=True)
+class _Run:
+    # A piece of text with its properties.
+    form: type[str] = str
+    is_struck: bool = False
+    is_hidden: bool = False
+    font: str = ""
+
+    def read(self, event: XMLEvent, styles: Mapping[str, _WordStyle]) -> None:
+        value, is_on = event.attributes.get("val", ""), event.attributes.get("val", "1") in TRUE
+        match event.name:
+            case "rStyle":
+                self.is_hidden = self.is_hidden or bool(styles.get(value, _WordStyle()).is_hidden)
+            case "rFonts":
+                self.font = event.attributes.get("ascii", "")
+            case "strike" | "dstrike":
+                self.is_struck = self.is_struck or is_on
+            case "vertAlign":
+                self.form = SCRIPTS.get(value, str)
+            case "vanish":
+                self.is_hidden = is_on
+
+    def text(self, text: str) -> str:
+        text = unicode_text(text, self.font)
+        return Struck(text) if self.is_struck else self.form(text)
+
+
+@dataclass(slots=True)
+class _FormField:
+    # A check box or a list of choices. Its states are in elements within it.
+    is_checked: bool = False
+    choices: list[str] = field(default_factory=list)
+    choice: int = -1
+
+    def read(self, event: XMLEvent) -> str:
+        # Returns the text of the field at its end.
+        start = event.kind == "start"
+        if start and event.name == "listEntry":
+            self.choices.append(event.attributes.get("val", ""))
+        elif start and event.name in ("result", "default", "checked"):
+            self.is_checked = event.attributes.get("val", "1") in TRUE
+            self.choice = count_of(event, "val") if event.name == "result" or self.choice < 0 else self.choice
+        elif not start and event.name == "checkBox":
+            return "\u2612" if self.is_checked else "\u2610"
+        elif not start and event.name == "ddList":
+            return "".join(self.choices[max(0, self.choice) :][:1])
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _WordDocument:
     archive: Archive
@@ -315,11 +366,8 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
     outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
     lists.restart()
     reading, reading_start = "", 0
-    form: type[str] = str  # properties of the current run
-    is_struck = is_hidden = False
-    choices, choice = list[str](), -1  # of a form field
+    run, form_field = _Run(), _FormField()
     note = ""
-    is_checked, font = False, ""
     events = outside(
         xml_events(document.archive.pieces(part)),
         # In the properties of a paragraph, a deletion is only that of its end.
@@ -333,9 +381,8 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
         if event.kind == "text":
             if in_instruction:
                 instruction += event.name
-            elif in_text and not is_hidden:
-                text = unicode_text(event.name, font)
-                page.paragraph.append(Struck(text) if is_struck else form(text))
+            elif in_text and not run.is_hidden:
+                page.paragraph.append(run.text(event.name))
         elif event.name == "t":
             in_text = start
         elif event.name == "instrText":
@@ -351,17 +398,10 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             page.paragraph.append(reading)
             reading = ""
         elif event.name == "r":
-            form, is_struck, is_hidden, font = str, False, bool(style.is_hidden), ""
-        elif event.name == "rStyle" and start:
-            is_hidden = bool(styles.get(event.attributes.get("val", ""), style).is_hidden or is_hidden)
-        elif event.name == "rFonts" and start:
-            font = event.attributes.get("ascii", "")
-        elif event.name in ("strike", "dstrike") and start:
-            is_struck = is_struck or event.attributes.get("val", "1") in TRUE
-        elif event.name == "vertAlign" and start:
-            form = SCRIPTS.get(event.attributes.get("val", ""), str)
-        elif event.name == "vanish" and start:
-            is_hidden = event.attributes.get("val", "1") in TRUE
+            run = _Run(is_hidden=bool(style.is_hidden))
+        elif event.name in _RUN_PROPERTIES:
+            if start:
+                run.read(event, styles)
         elif event.name == "sectPr":
             is_section_over = not start
         elif event.name == "p":
@@ -373,7 +413,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             while charts:
                 page.add_chart(optional_events(document.archive, charts.pop(0)))
             is_continued &= not start
-            form, is_struck, is_hidden = str, False, False
+            run = _Run()
             style = _WordStyle() if start else style
         elif event.name == "altChunk" and start:
             page.end_paragraph()
@@ -425,19 +465,11 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
                     page.start_cell()
         elif event.name == "gridSpan" and start and page.spans:
             page.spans[-1] = min(MAX_REPEATED, count_of(event, "val"))
-        elif event.name == "checkBox":  # a form field; its states are in elements within it
-            if not start:
-                page.paragraph.append("\u2612" if is_checked else "\u2610")
-            is_checked = False
-        elif event.name == "ddList":
-            if not start:
-                page.paragraph += choices[max(0, choice) :][:1]
-            choices, choice = [], -1
-        elif start and event.name == "listEntry":
-            choices.append(event.attributes.get("val", ""))
-        elif start and event.name in ("result", "default", "checked"):
-            is_checked = event.attributes.get("val", "1") in TRUE
-            choice = count_of(event, "val") if event.name == "result" or choice < 0 else choice
+        elif event.name in _FORM_FIELD:
+            if start and event.name in ("checkBox", "ddList"):
+                form_field = _FormField()
+            if shown := form_field.read(event):
+                page.paragraph.append(shown)
         elif event.name in ("footnote", "endnote") and start:
             note = event.attributes.get("id", "")
         elif start and event.name in ("footnoteReference", "endnoteReference"):
