@@ -35,6 +35,10 @@ MAX_REPEATED = 1_000
 numbers."""
 
 TRUE = ("1", "true", "on")
+_TABLE_PARTS = {
+    **{"tbl": "table", "table": "table", "tr": "row", "table-row": "row", "gridSpan": "span", "gridBefore": "before"},
+    **dict.fromkeys(("tc", "td", "th", "table-cell", "covered-table-cell"), "cell"),
+}
 _FB2_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "strikethrough": Struck}
 _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
@@ -48,7 +52,7 @@ class Page:
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""
     tables: list[list[list[list[str]]]] = field(default_factory=list)  # table, row, cell, blocks
-    spans: list[int] = field(default_factory=list)  # number of columns that each open cell spans (only DOCX)
+    spans: list[int] = field(default_factory=list)  # number of columns that each open cell spans
 
     def end_paragraph(self) -> None:
         text = joined(self.paragraph).strip()
@@ -69,29 +73,45 @@ class Page:
         del self.paragraph[start:]
         return reading and f"({reading})"
 
-    def start_table(self) -> None:
-        self.end_paragraph()
-        self.tables.append([])
+    def read_table(self, event: XMLEvent) -> bool:
+        """Follow a tag of a table, row or cell; return False for other tags."""
+        start = event.kind == "start"
+        match _TABLE_PARTS.get(event.name):
+            case "table":
+                self.end_paragraph()
+                if start:
+                    self.tables.append([])
+                elif self.tables:
+                    self._add_table([" ".join(cell) for cell in row] for row in self.tables.pop())
+            case "row":
+                if start and self.tables:
+                    self.tables[-1].append([])
+            case "cell":
+                self.end_paragraph()
+                if start:
+                    self._start_cells(count_of(event, "number-columns-repeated"))
+                    self.spans.append(1)
+                else:
+                    self._start_cells(self.spans.pop() - 1)
+            case "span":
+                if start and self.spans:
+                    self.spans[-1] = count_of(event, "val")
+            case "before":
+                if start:
+                    self._start_cells(count_of(event, "val"))
+            case _:
+                return False
+        return True
 
-    def start_row(self) -> None:
-        if self.tables:
-            self.tables[-1].append([])
+    def _start_cells(self, count: int) -> None:
+        for _ in range(min(MAX_REPEATED, count) if self.tables and self.tables[-1] else 0):
+            self.tables[-1][-1].append([])
 
     def repeat_row(self, times: int) -> None:
         if self.tables and self.tables[-1] and any(self.tables[-1][-1]):
             if times > MAX_REPEATED:
                 raise UnreadableError(f"repeats a row more than {MAX_REPEATED:,} times")
             self.tables[-1] += [self.tables[-1][-1]] * times
-
-    def start_cell(self) -> None:
-        if self.tables and self.tables[-1]:
-            self.tables[-1][-1].append([])
-
-    def end_table(self) -> None:
-        self.end_paragraph()
-        if not self.tables:
-            return
-        self._add_table([" ".join(cell) for cell in row] for row in self.tables.pop())
 
     def add_chart(self, events: Iterable[XMLEvent]) -> None:
         """Add the titles and values of a chart in Office Open XML."""
@@ -263,23 +283,18 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
         elif event.name == "table":
             if start and is_spreadsheet and not page.tables:
                 page.blocks.append(f"## {event.attributes.get('name', '')}".rstrip())
-            (page.start_table if start else page.end_table)()
+            page.read_table(event)
             if is_spreadsheet and not page.tables:
                 yield page.text()
-        elif event.name == "table-row" and start:
-            page.start_row()
-            repeated.append(count_of(event, "number-rows-repeated"))
-        elif event.name == "table-row":
-            times = repeated.pop()
-            if times <= MAX_REPEATED or is_spreadsheet:  # texts have such rows only by mistake
-                page.repeat_row(times - 1)
+        elif page.read_table(event):
+            if event.name == "table-row" and start:
+                repeated.append(count_of(event, "number-rows-repeated"))
+            elif event.name == "table-row":
+                times = repeated.pop()
+                if times <= MAX_REPEATED or is_spreadsheet:  # texts have such rows only by mistake
+                    page.repeat_row(times - 1)
         elif event.name in ("spreadsheet", "presentation"):
             is_spreadsheet, is_presentation = event.name == "spreadsheet", event.name == "presentation"
-        elif event.name in ("table-cell", "covered-table-cell"):
-            page.end_paragraph()
-            if start:
-                for _ in range(min(MAX_REPEATED, count_of(event, "number-columns-repeated"))):
-                    page.start_cell()
         elif start and event.name == "s":
             page.paragraph.append(" " * min(MAX_REPEATED, count_of(event, "c")))
         elif start and event.name in ("tab", "line-break"):
@@ -357,14 +372,8 @@ def read_fb2(data: bytes) -> Iterator[str]:
             page.end_paragraph()
             if start and (in_title or event.name == "subtitle"):
                 page.prefix = f"{'#' * min(6, depth + 1 + (not in_title))} "
-        elif event.name == "table":
-            (page.start_table if start else page.end_table)()
-        elif event.name == "tr" and start:
-            page.start_row()
-        elif event.name in ("td", "th"):
-            page.end_paragraph()
-            if start:
-                page.start_cell()
+        else:
+            page.read_table(event)
     if page.blocks or page.paragraph:
         yield page.text()
 
@@ -598,14 +607,8 @@ def _slide_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: s
             page.prefix = "# "
         elif event.name == "chart" and start:
             page.add_chart(optional_events(archive, parts.get(event.attributes.get("id", ""), ("", ""))[1]))
-        elif event.name == "tbl":
-            (page.start_table if start else page.end_table)()
-        elif event.name == "tr" and start:
-            page.start_row()
-        elif event.name == "tc":
-            page.end_paragraph()
-            if start:
-                page.start_cell()
+        else:
+            page.read_table(event)
     return page.text()
 
 

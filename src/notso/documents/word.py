@@ -23,7 +23,6 @@ from notso.documents.formulas import (
     unicode_text,
 )
 from notso.documents.office import (
-    MAX_REPEATED,
     TRUE,
     Page,
     count_of,
@@ -448,23 +447,6 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             # LibreOffice has a style named "Table Heading" for cells.
             if not page.tables and (heading := _HEADING.search(style.name)):
                 page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
-        elif event.name == "tbl":
-            (page.start_table if start else page.end_table)()
-        elif event.name == "tr" and start:
-            page.start_row()
-        elif event.name == "gridBefore" and start:
-            for _ in range(min(MAX_REPEATED, count_of(event, "val"))):
-                page.start_cell()
-        elif event.name == "tc":
-            page.end_paragraph()
-            if start:
-                page.start_cell()
-                page.spans.append(1)
-            else:
-                for _ in range(1, page.spans.pop()):
-                    page.start_cell()
-        elif event.name == "gridSpan" and start and page.spans:
-            page.spans[-1] = min(MAX_REPEATED, count_of(event, "val"))
         elif event.name in _FORM_FIELD:
             if start and event.name in ("checkBox", "ddList"):
                 form_field = _FormField()
@@ -490,4 +472,6 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             notes.end_page()
             if not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
                 yield page.text_before_break()
+        else:
+            page.read_table(event)
     yield page.text()
