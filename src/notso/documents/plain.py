@@ -246,7 +246,7 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
 
 def mailbox_texts(data: bytes) -> Iterator[str]:
     """Yield the text of each message of an mbox file. Raises UnreadableError if there is none."""
-    messages = re.split(rb"(?:\A\s*|\n\r?\n)From [^\r\n]*[0-9]:[0-9][^\r\n]*\r?\n", data)[1:]
+    messages = re.split(rb"(?:\A\s*|\n\r?\n)From (?=[^\r\n]*[0-9]:[0-9])[^\r\n]*+\r?\n", data)[1:]
     if not messages:
         raise UnreadableError("is damaged: it has no messages", "document_damaged")
     for each in messages:
