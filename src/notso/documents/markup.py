@@ -115,15 +115,14 @@ class _Text(HTMLParser):
         self._formula: Formula | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS:
-            self._formula.start(tag.rpartition(":")[2], {name: value or "" for name, value in attrs})
-            return
-        self._end_formula()  # HTML elements end a formula that was not closed
-        values = dict(attrs)
+        values, name = dict(attrs), tag.rpartition(":")[2]
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
-        if tag.rpartition(":")[2] == "math" and not (self._hidden or hides):
-            self._formula = Formula()
-            self._formula.start("math", {name: value or "" for name, value in attrs})
+        is_within = self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS
+        if not is_within:
+            self._end_formula()  # HTML elements end a formula that was not closed
+        if is_within or (name == "math" and not (self._hidden or hides)):
+            self._formula = self._formula or Formula()
+            self._formula.start(name, {key: value or "" for key, value in attrs})
             return
         if tag == "title" and not self.title:
             self._in_title = True
@@ -133,15 +132,8 @@ class _Text(HTMLParser):
             elif tag == "input" and not (self._hidden or hides):
                 self._pieces.append(_input_text(values))
             return
-        implied_ends = _IMPLIED_ENDS.get(tag, {"p"} if tag in _BLOCKS else set())
-        while self._open and (
-            self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
-        ):
-            self._close_innermost()
+        self._close_before(tag)
         hides = hides or values.get("class") == "katex-html"  # repeats the MathML before it
-        if tag == "body":  # a head element that was not closed ends here
-            self._open = [each for each in self._open if each[0] != "head"]
-            self._hidden = sum(hiding for _, hiding, _ in self._open)
         is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
         is_struck = "line-through" in (values.get("style") or "")
         form = Struck if is_struck else Raised if is_note else _FORMS.get(tag, str)
@@ -149,8 +141,21 @@ class _Text(HTMLParser):
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
-        if self._hidden:
-            return
+        if not self._hidden:
+            self._start_shown(tag, values)
+
+    def _close_before(self, tag: str) -> None:
+        # Closes the elements that end where this one starts.
+        implied_ends = _IMPLIED_ENDS.get(tag, {"p"} if tag in _BLOCKS else set())
+        while self._open and (
+            self._open[-1][0] in implied_ends or (self._open[-1][0] == "head" and tag not in _IN_HEAD)
+        ):
+            self._close_innermost()
+        if tag == "body":  # a head element that was not closed ends here
+            self._open = [each for each in self._open if each[0] != "head"]
+            self._hidden = sum(hiding for _, hiding, _ in self._open)
+
+    def _start_shown(self, tag: str, values: Mapping[str, str | None]) -> None:
         if self._item == len(self._pieces) - 1 and self._pieces[-1:] == [" "]:
             self._pieces.pop()
         if tag in _BLOCKS and not (tag in ("p", "div") and self._item == len(self._pieces)):
