@@ -82,6 +82,18 @@ def assert_fits(page: Page, width: int) -> None:
     assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 700
 
 
+TOO_SMALL = """() => {
+    const fields = "input, select, textarea";
+    const targets = [...document.querySelectorAll(`a, button, summary.icon, .switch, ${fields}`)].filter((each) =>
+        each.checkVisibility({ checkOpacity: true }) && !each.matches(".unseen, .skip")
+        && !each.closest("label:not(.switch), .prose"));
+    return targets.map((each) => [each, each.getBoundingClientRect(), parseFloat(getComputedStyle(each).fontSize)])
+        .filter(([each, box, size]) => Math.min(box.width, box.height) < 44 || (each.matches(fields) && size < 16))
+        .map(([each, { width, height }, size]) => [each.outerHTML.slice(0, 60), width, height, size]);
+}"""
+"""Targets smaller than 44 pixels, and fields with text of less than 16, which phones enlarge."""
+
+
 def test_phone_layout_has_a_drawer_and_large_touch_targets(chat: Callable[..., Page]) -> None:
     page = chat(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
     expect(page.locator("#sidebar")).to_be_hidden()
@@ -93,11 +105,10 @@ def test_phone_layout_has_a_drawer_and_large_touch_targets(chat: Callable[..., P
     page.locator("#text").press("Enter")
     assert page.locator("#text").input_value() == "a\n", "on a touch keyboard, Enter inserts a line break"
     assert page.evaluate("parseFloat(getComputedStyle(document.getElementById('text')).fontSize)") >= 16
-    small = page.evaluate(
-        "[...document.querySelectorAll('button, summary.icon, .switch')].filter(e => e.checkVisibility())"
-        ".map(e => [e.outerHTML.slice(0, 60), e.getBoundingClientRect().height]).filter(([, h]) => h < 44)"
-    )
-    assert small == []
+    assert page.evaluate(TOO_SMALL) == []
+    for address in ("", "models", "documents", "memory", "prompts", "archive", "search?q=me", "settings", "tools"):
+        page.goto("/".join(page.url.split("/")[:3]) + "/" + address)
+        assert page.evaluate(TOO_SMALL) == [], address
 
 
 def test_text_contrast_is_sufficient_in_both_themes(chat: Callable[..., Page]) -> None:
