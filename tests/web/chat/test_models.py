@@ -204,7 +204,7 @@ def test_details_of_the_loaded_model_are_shown(start: Start, own_home: Path) -> 
         shown = text_of(page(server, path))
         assert "48 Q4_K, 9 Q6_K, 17 F32" in shown and "every 4th (9 of 36)" in shown
         assert "4,096 tokens, 16 parallel requests" in shown and "k8v8, 1.07 GB" in shown
-        assert "planned 3.18 GB of 8 GB (the control group)" in shown
+        assert "planned 3.18 GB of 8 GB" in shown and "control group" not in shown, "names of limits are not translated"
         assert re.search(r"[\d.]+ [MG]B in use \([\d.]+ [MG]B including mapped weights\)", shown)
 
 

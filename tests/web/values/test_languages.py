@@ -70,6 +70,17 @@ def test_translation_has_known_keys_and_same_placeholders(code: str) -> None:
     assert len(same) < SAME_EVERYWHERE, same
 
 
+def test_templates_write_commas_and_colons_of_the_language() -> None:
+    folder = Path(wording.__file__).parents[1] / "templates"
+    found = {path.name: re.findall(r"[}%]\}[,:] ?\{\{.*", path.read_text()) for path in folder.glob("*.html")}
+    assert {name: lines for name, lines in found.items() if lines} == {}, "use words.comma and words.colon"
+    spoken = language.set("fr")
+    try:
+        assert f"{words['models_now']}{words['colon']}" == "Modèle chargé\u00a0: "
+    finally:
+        language.reset(spoken)
+
+
 @cache
 def codes_of_errors() -> dict[str, set[str]]:
     """Return error code -> names of the values in its sentence, for every error in the sources."""
