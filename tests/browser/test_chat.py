@@ -139,6 +139,35 @@ def test_toggled_reasoning_panel_keeps_its_state(serve: Serve, open_page: Open, 
     expect(answers(page).first.locator(".reasoning-text")).to_be_visible()
 
 
+@pytest.mark.parametrize("by", [None, "touch", "keyboard"])
+def test_reasoning_that_was_scrolled_stays_open(
+    serve: Serve, open_page: Open, demo: DemoEngine, by: str | None
+) -> None:
+    page = open_page(serve(demo.load).url, has_touch=True)
+    demo.dictate("Done.", "A thought.\n\n" * 100)
+    demo.hold("thinking", 200)
+    page.locator("#text").fill("Think")
+    page.locator("#composer-action").click()  # on a touch keyboard, Enter inserts a line break
+    page.wait_for_url("**/chats/*")
+    until(page, "() => document.querySelectorAll('.reasoning-text p').length > 30")
+    text = last_answer(page).locator(".reasoning-text")
+    if by == "touch":
+        box = text.bounding_box()
+        assert box is not None
+        finger = page.context.new_cdp_session(page)
+        for kind, down in (("touchStart", 20), ("touchMove", 60), ("touchMove", 120), ("touchEnd", None)):
+            points = [] if down is None else [{"x": box["x"] + 40, "y": box["y"] + down}]
+            finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    elif by == "keyboard":
+        text.focus()
+        text.press("PageUp")
+    if by:
+        until(page, "() => document.querySelector('.reasoning-text').scrollTop < 0")
+    demo.release()
+    finished(page)
+    expect(text).to_be_visible(visible=by is not None)
+
+
 def test_reload_during_an_answer_continues_without_duplicates(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking", 10)

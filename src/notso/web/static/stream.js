@@ -129,7 +129,7 @@
     const folds = event.type === "click" && event.target.closest("summary");
     if (panel) wanted.set(panel.dataset.panel, folds ? !panel.open : panel.open);
   };
-  for (const kind of ["click", "wheel"]) document.addEventListener(kind, touch, { passive: true });
+  for (const kind of ["click", "scroll"]) document.addEventListener(kind, touch, true);
   document.addEventListener("status", (event) => {
     const { state } = JSON.parse(event.detail.data);
     const panel = event.target.querySelector("details.reasoning");
