@@ -315,6 +315,36 @@ def test_unusable_file_part_is_rejected(start: Start, part: dict[str, Any], said
         client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": content}])
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_other_fields_of_a_file_part_are_named_as_ignored(start: Start, strict: bool) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=strict).ready()
+    file = {"filename": "a.txt", "file_data": base64.b64encode(b"wrens").decode(), "file_url": None}
+    cases: list[tuple[str, str, dict[str, Any], str]] = [
+        ("/v1/responses", "input", {"type": "input_file", **file, "detail": "high"}, "detail"),
+        ("/v1/chat/completions", "messages", {"type": "file", "file": {**file, "detail": "high"}}, "file"),
+        ("/v1/chat/completions", "messages", {"type": "file", "file": file, "zzz": 1}, "zzz"),
+    ]
+    for path, name, part, ignored in cases:
+        answer = server.client.post(path, json={name: [{"role": "user", "content": [part]}]})
+        assert answer.status_code == (400 if strict else 200)
+        named = answer.json()["error"]["param"] if strict else answer.headers["x-notso-ignored"]
+        assert named.split(".")[-1] == ignored, "a field without a value is not named"
+
+
+@pytest.mark.parametrize("others", [{}, {"file_id": "file-1"}])
+def test_error_names_the_address_of_a_file(start: Start, others: dict[str, str]) -> None:
+    client = start(ScriptedEngine()).ready().client
+    file = {"file_url": "https://example.org/a.pdf", **others}
+    cases: list[tuple[str, str, dict[str, Any], str]] = [
+        ("/v1/responses", "input", {"type": "input_file", **file}, "input.0.content.0.file_url"),
+        ("/v1/chat/completions", "messages", {"type": "file", "file": file}, "messages.0.content.0.file.file_url"),
+    ]
+    for path, name, part, param in cases:
+        answer = client.post(path, json={name: [{"role": "user", "content": [part]}]})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter")
+
+
 def test_stored_files_are_referenced_by_id(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("[[1: second page of ibises]] So."))
     server = start(engine).ready()

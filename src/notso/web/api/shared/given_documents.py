@@ -18,7 +18,7 @@ from notso.documents.citations import QUOTE_FIRST, format_for_prompt, replace_ne
 from notso.documents.reading import DocumentReader
 from notso.documents.values import MAX_FILE_BYTES, MIB, Document, UnreadableError
 from notso.smollm3 import QUOTE_OF, Message, QuoteSource, RequestOptions
-from notso.web.api.request_fields.fields import invalid_field
+from notso.web.api.request_fields.fields import invalid_field, unsupported_field
 from notso.web.api.shared.api_request import ApiRequest, last_user_message
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.serving import T, read_body
@@ -36,6 +36,8 @@ MAX_FILES = 32
 MAX_NAME_CHARACTERS = 200
 
 _FILE_FIELDS = ("file_data", "file_id")
+_INLINED_FIELDS = (*_FILE_FIELDS, "filename")
+_NO_URL = "send file_data with a filename, or file_id: URLs are not fetched"
 _DATA_URL = re.compile(r"data:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
@@ -158,7 +160,10 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
         document = files[request_file.key]
         text = format_for_prompt(_shown_name(file, document), document.text)
         kind = "input_text" if part["type"] == "input_file" else "text"
-        part.clear()
+        for name in [name for name, value in file.items() if name in _INLINED_FIELDS or value is None]:
+            del file[name]
+        if not part.get("file"):  # other fields are kept, so that they are named as ignored
+            part.pop("file", None)
         part.update(type=kind, text=f"{text}\n")
     return body
 
@@ -196,8 +201,12 @@ def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[
                 for index, part in enumerate(parts if isinstance(parts, list) else ()):
                     kind = part.get("type") if isinstance(part, dict) else None
                     file = part if kind == "input_file" else part.get("file") if kind == "file" else None
+                    place = f"{name}.{at}.{inner}.{index}"
+                    if isinstance(file, dict) and isinstance(file.get("file_url"), str):
+                        param = f"{place}.file_url" if file is part else f"{place}.file.file_url"
+                        raise unsupported_field(param, f"{param} is not supported: {_NO_URL}")
                     if isinstance(file, dict) and any(isinstance(file.get(each), str) for each in _FILE_FIELDS):
-                        yield part, file, _to_request_file(file, f"{name}.{at}.{inner}.{index}")
+                        yield part, file, _to_request_file(file, place)
 
 
 def _to_request_file(file: Mapping[str, Any], param: str) -> RequestFile:
