@@ -402,7 +402,7 @@ def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes)
     if fault["type"] == "too_short" and shown in ("messages", "input", "prompt"):
         return invalid_field(shown, f"{shown} is empty", "empty_prompt")
     message = re.sub(r"^(Input|List|String|Dictionary|Value|Value error, it) should", "it should", fault["msg"])
-    return invalid_field(shown, f"{shown}: {message}")
+    return invalid_field(shown, f"{shown}: {message}".replace(" after validation", ""))
 
 
 def _invalid_type_error(shown: str, context: Mapping[str, Any], notes: Notes) -> ApiError:
