@@ -90,6 +90,13 @@ def test_key_error_uses_anthropic_format_with_version_header(start: Start) -> No
     assert answer.json()["type"] == "error"
 
 
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/messages/nothing", "/api/nothing"])
+def test_error_of_an_unknown_endpoint_names_the_list_of_endpoints(server: Any, path: str) -> None:
+    answer = server.client.post(path, json={})
+    error = answer.json()["error"]
+    assert answer.status_code == 404 and "/docs" in (error if path.startswith("/api/") else error["message"])
+
+
 @pytest.mark.parametrize("path", ["//v1/chat/completions", "/openai/v1/chat/completions", "/lora-adapters"])
 def test_errors_outside_the_api_are_json_except_for_browsers(server: Any, path: str) -> None:
     """API clients with a wrong base URL show their users the response."""

@@ -183,6 +183,9 @@ CODES = {
 }
 
 
+_UNKNOWN_ENDPOINT = "there is no such endpoint; /docs lists the available endpoints"
+
+
 class ApiEdge:
     """ASGI middleware that converts plain-text errors of the inner application to the API's format."""
 
@@ -252,7 +255,8 @@ def _is_plain(message: Message) -> bool:
 
 def _convert_error(start: Message, text: bytes, scope: Scope) -> bytes:
     status: int = start["status"]
-    error = ApiError(status, CODES.get(status, "internal_error"), text.decode("utf-8", "replace").strip())
+    message = _UNKNOWN_ENDPOINT if status == 404 else text.decode("utf-8", "replace").strip()
+    error = ApiError(status, CODES.get(status, "internal_error"), message)
     body = json.dumps(error.body_for(scope), ensure_ascii=False).encode()
     headers = MutableHeaders(scope=start)
     headers["content-type"] = "application/json"
