@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -68,13 +68,32 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FileResults())
 
 
+class RotatedFolder(pytest.Dir):
+    """A folder whose entries each worker collects from another starting point."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        entries = list(super().collect())
+        worker = self.config.workerinput  # type: ignore[attr-defined]
+        start = len(entries) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        return entries[start:] + entries[:start]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Let workers compile different modules. In a fresh clone, they would otherwise compile the same ones at the same
+    time."""
+    rotated: pytest.Collector | None = None
+    if hasattr(parent.config, "workerinput"):
+        rotated = RotatedFolder.from_parent(parent, path=path)
+    return rotated
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip long tests unless LONG names their group, and sort the tests. Browser tests are last, because playwright
     keeps an event loop running in this thread until the session ends, which makes asyncio.run fail. Workers begin with
     the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
     files = [item.nodeid.partition("::")[0] for item in items]
-    rank = {file: ("/browser/" in file, -seconds.get(file, 0)) for file in {*files}}
+    rank = {file: ("/browser/" in file, -seconds.get(file, 0), file) for file in {*files}}  # equal in all workers
     items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
     marked = {item.nodeid for item in items if item.get_closest_marker("long")}
     group_of = thinned((item.nodeid for item in items), marked)
