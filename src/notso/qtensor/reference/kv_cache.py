@@ -208,28 +208,36 @@ def unpack_half_block(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Float
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
     """Write row i of k, v (L, KH, D) to positions[i] in `pool`; tables[i] is the block table of the row's sequence."""
+    if not len(positions):
+        return
     kv_heads, dim = k.shape[1:]
+    rows_of: dict[tuple[int, int], list[int]] = {}  # each block is unpacked once
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
-        run, index = divmod(table[p // TILE], pool.shape[2])
-        heads, slot = pool[run, :, index], p % TILE
+        rows_of.setdefault(divmod(int(table[p // TILE]), pool.shape[2]), []).append(row)
+    slots = positions % TILE
+    rounded = [] if format == "f16" else [round_vectors(x, bits) for x, bits in zip((k, v), BITS[format], strict=True)]
+    for (run, index), rows in rows_of.items():
+        heads = pool[run, :, index]
         if format == "f16":
             halves = heads.view(np.float16).reshape(kv_heads, 2, -1)
-            halves[:, 0].reshape(kv_heads, dim, TILE)[:, :, slot] = k[row]
-            halves[:, 1].reshape(kv_heads, TILE, dim)[:, slot] = v[row]
+            for row in rows:
+                halves[:, 0].reshape(kv_heads, dim, TILE)[:, :, slots[row]] = k[row]
+                halves[:, 1].reshape(kv_heads, TILE, dim)[:, slots[row]] = v[row]
             continue
-        keys, values, scales = _split_heads(heads, format, dim)
-        for part, x, bits, groups, lanes in (
-            (keys, k[row], BITS[format][0], dim // 4, TILE),
-            (values, v[row], BITS[format][1], TILE // 4, dim),
-        ):
-            rounded, numbers = round_vectors(x, bits), unpack_groups(part, groups, lanes, bits)
-            new = rounded.levels + 128 if bits == 8 else np.searchsorted(LEVELS[bits], rounded.levels)
-            if part is keys:
-                numbers[:, :, slot] = new.reshape(kv_heads, groups, 4)
-            else:
-                numbers[:, slot // 4, :, slot % 4] = new
+        *parts, scales = _split_heads(heads, format, dim)
+        halves = scales.view(np.float16).reshape(kv_heads, 2, TILE)
+        for kind, (part, (levels, new_scales), bits) in enumerate(zip(parts, rounded, BITS[format], strict=True)):
+            groups, lanes = (TILE // 4, dim) if kind else (dim // 4, TILE)
+            numbers = unpack_groups(part, groups, lanes, bits)
+            for row in rows:
+                new = levels[row] + 128 if bits == 8 else np.searchsorted(LEVELS[bits], levels[row])
+                slot = slots[row]
+                if kind:
+                    numbers[:, slot // 4, :, slot % 4] = new
+                else:
+                    numbers[:, :, slot] = new.reshape(kv_heads, groups, 4)
+                halves[:, kind, slot] = new_scales[row]
             part[:] = pack_groups(numbers, bits)
-            scales.view(np.float16).reshape(kv_heads, 2, TILE)[:, int(part is values), slot] = rounded.scales
 
 
 def _split_heads(heads: Bytes, format: str, dim: int) -> tuple[Bytes, Bytes, Bytes]:
