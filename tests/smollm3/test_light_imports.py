@@ -30,6 +30,13 @@ def test_document_parsers_are_imported_only_by_the_child() -> None:
     assert "notso.documents.kinds" in loaded_by("import notso.documents.child")
 
 
+def test_confined_children_import_no_event_loop_and_no_plugins() -> None:
+    """These belong to the server, and took three quarters of each child's startup time."""
+    rendering = "notso.web.rendering.html_preview, notso.web.rendering.mathml"
+    loaded = loaded_by(f"import notso.web.chat.files.import_process, {rendering}, notso.web.tools.page_text")
+    assert not loaded & {"asyncio", "notso.plugins.process", "importlib.metadata"}
+
+
 def test_public_names_are_loaded_lazily() -> None:
     assert "numpy" in loaded_by("from notso.smollm3 import Engine")
     light = loaded_by("from notso.smollm3 import pull, local_models")

@@ -10,6 +10,7 @@ import pytest
 
 from notso.system.confinement import ConfinedWorkError, Limits
 from notso.web.rendering import mathml
+from notso.web.values import child_work
 
 
 def converted(*formulas: str, seconds: float = 60.0, most_bytes: int = 1 << 20) -> list[str | None]:
@@ -76,7 +77,7 @@ def test_slow_formulas_of_a_page_are_left_as_tex(monkeypatch: pytest.MonkeyPatch
             raise ConfinedWorkError("took too long")
         return json.dumps({"mathml": [None] * len(calls[-1]), "seconds": mathml.PAGE_SECONDS}).encode()
 
-    monkeypatch.setattr(mathml, "run_confined", run)
+    monkeypatch.setattr(child_work, "run_confined", run)
     formulas = '<span class="math inline">x</span>' * (3 * mathml.MOST_AT_ONCE)
     assert asyncio.run(mathml.convert_formulas(formulas)) == (formulas, 3 * mathml.MOST_AT_ONCE)
     assert len(calls) == 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 import nh3
 
 from notso.system.confinement import Limits, serve_confined
-from notso.web.values.child_work import run_confined
 
 # Typical pages of 256 KiB take about 0.02 s.
 LIMITS = Limits(cpu_s=1, memory_bytes=512 * 2**20, wall_s=10.0, answer_bytes=8 * 2**20)
@@ -53,6 +52,8 @@ _CLEANER = nh3.Cleaner(
 
 async def preview_html(text: str) -> str:
     """Sanitize HTML in a child process. Raises ConfinedWorkError, for example if LIMITS are exceeded."""
+    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+
     return (await run_confined(_PROGRAM, text.encode(), LIMITS)).decode()
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
-from notso.web.values.child_work import run_confined
 
 # A thousand typical formulas take about 1 s, and their MathML has about 1 MiB. A short formula with macros can take any
 # time and yield any amount of MathML.
@@ -52,6 +51,8 @@ Convert = Callable[[tuple[Formula, ...]], Awaitable[list[str | None]]]
 
 async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[str, int]:
     """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
+    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+
     found = list(_FORMULA.finditer(html))
     converted = await (convert or convert_all)(tuple((unescape(each[3]), each[2]) for each in found))
     pieces, end = [], 0

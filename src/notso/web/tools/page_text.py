@@ -9,7 +9,6 @@ import re
 from html.parser import HTMLParser
 
 from notso.system.confinement import Limits, serve_confined
-from notso.web.values.child_work import run_confined
 
 LIMITS = Limits(cpu_s=2, memory_bytes=512 << 20, wall_s=10.0, answer_bytes=4 << 20)
 
@@ -26,6 +25,8 @@ _BLOCKS = frozenset(
 
 async def page_text(html: str) -> str:
     """Return the readable text of a page. Raises ConfinedWorkError."""
+    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+
     return (await run_confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
 
 

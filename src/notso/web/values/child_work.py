@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from notso.plugins.process import PluginProcess
 from notso.system.confinement import ConfinedProcess, Limits
+
+if TYPE_CHECKING:
+    from notso.plugins.process import PluginProcess
 
 
 class Killable(Protocol):

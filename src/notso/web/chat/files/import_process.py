@@ -15,7 +15,6 @@ from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
 from notso.web.chat.files.documents import ImportFormatError, documents
 from notso.web.chat.files.other_programs import ExportReader
-from notso.web.values.child_work import run_confined
 
 # An export of 200 MiB takes about 10 s; only one of its conversations is in memory at a time.
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
@@ -45,6 +44,8 @@ def entries(body: bytes) -> Iterator[Entry]:
 
 async def parse_in_child(body: bytes) -> Iterator[Entry]:
     """Parse a file in a child process. The returned iterator decodes one entry at a time."""
+    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+
     try:
         answer = await run_confined(_PROGRAM, body, LIMITS)
     except ConfinedWorkError:
