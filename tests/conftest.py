@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import due_files
 import pytest
@@ -85,6 +86,25 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     if hasattr(parent.config, "workerinput"):
         rotated = RotatedFolder.from_parent(parent, path=path)
     return rotated
+
+
+SYNTAX = ("growth", "house_rules", "rooms", "system_layer", "walls")
+"""Files of tests/architecture that use the syntax trees of all modules, which take two seconds to parse."""
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run these files in one worker, so that modules are parsed once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "syntax" if Path(file).stem.removeprefix("test_") in SYNTAX and "/architecture/" in file else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
