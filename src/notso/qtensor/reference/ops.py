@@ -37,14 +37,15 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     # The product of two float32 is exact in float64. The sum is rounded to odd (its last bit is set if it is inexact),
     # so that rounding it again, to float32, is correct.
     with np.errstate(all="ignore"):
-        product, addend = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
-        total = product + addend
+        product = np.multiply(a, b, dtype=np.float64)
+        total = np.asarray(product + c)
         back = total - product
-        residue = (product - (total - back)) + (addend - back)
-        direction = np.where(residue > 0, np.inf, -np.inf)
-        even = total.view(np.int64) & 1 == 0
-        odd: Doubles = np.where((residue != 0) & even & np.isfinite(total), np.nextafter(total, direction), total)
-        return odd.astype(np.float32)
+        residue = (product - (total - back)) + (c - back)
+        bits = total.view(np.int64)
+        is_even = (residue != 0) & (bits & 1 == 0) & np.isfinite(total)
+        if is_even.any():  # the neighbor in the direction of the residue is odd
+            bits += np.where((residue > 0) == (total > 0), is_even, -1 * is_even)
+        return total.astype(np.float32)
 
 
 def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
