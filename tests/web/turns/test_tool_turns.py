@@ -220,6 +220,35 @@ def test_version_with_its_own_settings_keeps_no_withdrawn_permission(using: Call
     server.finished(version)
 
 
+def test_summary_and_new_version_are_prepared_with_tools_that_were_starting(using: Callable[..., Any]) -> None:
+    class Starting(Others):
+        is_ready = True
+
+        def tools(self) -> list[ChatTool]:
+            return [self.tool] if self.is_ready else []
+
+        async def ready(self) -> None:
+            self.is_ready = True
+
+    source = Starting(ChatTool("far__echo", "Echo.", {"type": "object"}, nothing, "far"))
+    server = using(lambda *_: say("Done."), "far__echo", toolbox=Toolbox(source))
+    turn = server.ask("go", thinking=False)
+    server.finished(turn)
+    engine, prepared = engine_of(server), list[Any]()
+    prepare = engine.prepare
+
+    def record(messages: Any, params: Any = None, options: Any = None) -> Any:
+        prepared.append(options.tools)
+        return prepare(messages, params, options)
+
+    engine.prepare = record  # type: ignore[method-assign]
+    for action in (f"messages/{turn.message_id}/regenerate", "summarize"):
+        source.is_ready = False
+        assert server.client.post(f"/chats/{turn.chat_id}/{action}", data={"key": new_id()}).is_redirect, action
+        server.on_loop(server.chat.turns.wait_for_all)
+    assert len(prepared) == 2 and all(prepared)
+
+
 async def nothing(arguments: Mapping[str, Any], context: ToolContext) -> str:
     return "done"
 

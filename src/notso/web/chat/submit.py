@@ -281,6 +281,7 @@ async def _add_answer(
     trace = AnswerTrace((), view.settings.model, own=own)
     with _admit(user) as running:
         choice = await resolve_model_choice(*engine_and_registry(user.services), view.settings.model)
+        await user.services.toolbox.ready(view.settings.tool_names)
         if answer.kind == "turn":
             answer = replace(answer, model=_model_name(user.services, choice))
         request, _ = await build_request(user, view, choice, answer)
