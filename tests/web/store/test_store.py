@@ -229,13 +229,27 @@ def test_ids_of_other_owners_are_unknown(kept: Kept) -> None:
         assert not await store.update_chat(other, chat.id, title="x")
         assert not await store.update_chat(other, chat.id, thinking=False)
         assert not await store.update_chat(other, chat.id, pinned=True)
-        assert not await store.update_chat(other, chat.id, settings={})
+        assert not await store.change_settings(other, chat.id, dict)
         assert not await store.choose(other, chat.id, turn.assistant_message.id)
         assert not await store.edit_message(other, chat.id, turn.assistant_message.id, "x")
         assert await store.trash_chat(other, chat.id) is None
         assert await store.trash_messages(other, chat.id, reset=True) == (None, [])
         assert await store.search(other, "question", 9) == []
         assert (await store.chat(OWNER, chat.id)) is not None
+
+    kept.run(work)
+
+
+def test_simultaneous_changes_of_settings_are_all_kept(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
+        await store.add_chat(OWNER, chat := replace(a_chat(), settings={"model": "a"}), [])
+        names = [f"name-{number}" for number in range(20)]
+        changes = [store.change_settings(OWNER, chat.id, lambda old, new=name: {**old, new: 1}) for name in names]
+        assert all(await asyncio.gather(*changes))
+        found = await store.chat(OWNER, chat.id)
+        assert found is not None and found.settings == {"model": "a"} | dict.fromkeys(names, 1)
+        await store.trash_chat(OWNER, chat.id)
+        assert not await store.change_settings(OWNER, chat.id, dict)
 
     kept.run(work)
 

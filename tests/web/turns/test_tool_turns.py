@@ -15,6 +15,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message, ToolCall
+from notso.web.chat import submit
 from notso.web.chat.html_cache import with_html
 from notso.web.chat.templates import pretty_json
 from notso.web.store.protocol import ChatStore, StoredMessage, ToolUse
@@ -218,6 +219,35 @@ def test_version_with_its_own_settings_keeps_no_withdrawn_permission(using: Call
     assert turns.asking(version.generation_id) is not None, "the permission was withdrawn for the chat"
     permit(server, version, "deny")
     server.finished(version)
+
+
+def test_permissions_granted_during_other_changes_are_kept(
+    using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The permission is stored after the tools or settings to change were read."""
+    server = using()
+    turn = server.ask("6 * 7", thinking=False)
+    permit(server, turn, "deny")
+    server.finished(turn)
+    read, path = server.shared.store.chat, f"/chats/{turn.chat_id}"
+
+    async def read_and_grant(owner: str, chat_id: str) -> Any:
+        chat = await read(owner, chat_id)
+        monkeypatch.setattr(server.shared.store, "chat", read)
+        await submit._grant(server.shared.store, owner, chat_id, CALCULATOR)
+        return chat
+
+    for action, fields in (
+        ("tools", {"tool-calculator": "on", "tool-clock": "on"}),
+        ("settings", {"temperature": "0.5"}),
+    ):
+        server.client.post(f"{path}/tools", data={"tool-calculator": "on", "ask-again": "on"})
+        assert "always allowed" not in server.client.get(f"{path}/tools").text
+        monkeypatch.setattr(server.shared.store, "chat", read_and_grant)
+        assert server.client.post(f"{path}/{action}", data=fields).is_redirect
+        assert "always allowed" in server.client.get(f"{path}/tools").text, action
+    settings = server.on_loop(lambda: read("local", turn.chat_id)).settings
+    assert settings["temperature"] == 0.5
 
 
 def test_summary_and_new_version_are_prepared_with_tools_that_were_starting(using: Callable[..., Any]) -> None:

@@ -511,10 +511,7 @@ async def build_tool_offer(user: ChatUser, view: ChatView) -> ToolOffer | None:
 
 async def _grant(store: ChatStore, owner: str, chat_id: str, tool: ChatTool) -> None:
     try:
-        chat = await store.chat(owner, chat_id)
-        if chat is not None:
-            settings = with_permission(chat.settings, tool.name, tool.digest)
-            await store.update_chat(owner, chat_id, settings=settings)
+        await store.change_settings(owner, chat_id, partial(with_permission, tool=tool.name, digest=tool.digest))
     except StorageError as error:
         logger.warning("a tool permission was not stored: %s", error)
 

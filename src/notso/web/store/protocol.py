@@ -8,7 +8,7 @@ engine ("runs"): the first one, and one after each round of tool calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -25,6 +25,7 @@ ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupt
 Rating = Literal[-1, 0, 1]
 PromptKind = Literal["message", "instructions"]
 SettingValue = str | int | float | bool
+SettingsChange = Callable[[Mapping[str, SettingValue]], Mapping[str, SettingValue]]
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the integrity check fails. `behind`: commits are missing. `gone`: the file is empty or missing."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
@@ -526,6 +527,9 @@ class ChatStore(Protocol):
         """Delete a summary, attach its replies to its parent, and make its branch the shown one."""
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
+
+    async def change_settings(self, owner: str, chat_id: str, change: SettingsChange) -> bool:
+        """Replace a chat's settings by what `change` returns for them, in one transaction."""
 
     async def expired_temporary_chats(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of the temporary chats that were last used before this time."""

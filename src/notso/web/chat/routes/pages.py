@@ -250,7 +250,8 @@ async def _save_thinking(page: PageRequest, chat: Chat, fields: dict[str, str]) 
         await page.store.update_chat(page.owner, chat.id, thinking=chat.thinking)
     with_budget = _with_field(chat, fields, "thinking_budget")
     if with_budget.settings != chat.settings:
-        await page.store.update_chat(page.owner, chat.id, settings=with_budget.settings)
+        budget = {"thinking_budget": fields["thinking_budget"]}
+        await page.store.change_settings(page.owner, chat.id, lambda stored: updated_settings(stored, budget)[0])
     return with_budget
 
 

@@ -86,7 +86,7 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
     elif chat is None:
         await page.store.set_defaults(page.owner, settings)
     else:
-        await page.store.update_chat(page.owner, chat.id, settings=settings)
+        await page.store.change_settings(page.owner, chat.id, lambda stored: updated_settings(stored, form)[0])
         chat = await find_chat(page, chat.id)
     # Compare with the value that the page showed, not with the stored one. If the user edits a field and then clicks
     # Save, the page sends two requests and shows only the second response, but the first request stored the change.

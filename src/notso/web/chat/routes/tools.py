@@ -21,8 +21,9 @@ from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import engine_if_loaded
 from notso.web.engine.port import ChatEngine
+from notso.web.store.protocol import SettingValue
 from notso.web.tools.chat_tool import ChatTool
-from notso.web.turns.chat_settings import allowed_digests, with_tools
+from notso.web.turns.chat_settings import allowed_digests, merge_settings, with_tools
 from notso.web.turns.documents import MAX_ATTACHMENT_BYTES
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.values.child_work import call_plugin
@@ -174,13 +175,17 @@ async def choose_tools(page: Page, chat: NamedChat) -> Response:
     fields = await read_form(page.request, most=MAX_CHOICES)
     toolbox = page.services.toolbox
     await toolbox.ready()
-    stored = (await load_settings(page, chat)).tool_names
-    names = [tool.name for tool in toolbox.all() if _is_chosen(tool.name, fields, stored)]
+    tools, base = toolbox.all(), await page.store.chat_base(page.owner, chat.project if chat is not None else "")
+
+    def change(settings: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+        stored = merge_settings(base.defaults, settings).tool_names
+        names = [tool.name for tool in tools if _is_chosen(tool.name, fields, stored)]
+        return with_tools(settings, names, ask_again="ask-again" in fields)
+
     if chat is None:
-        await page.store.set_defaults(page.owner, with_tools(await page.store.defaults(page.owner), names))
+        await page.store.set_defaults(page.owner, change(await page.store.defaults(page.owner)))
     else:
-        settings = with_tools(chat.settings, names, ask_again="ask-again" in fields)
-        await page.store.update_chat(page.owner, chat.id, settings=settings)
+        await page.store.change_settings(page.owner, chat.id, change)
         chat = await find_chat(page, chat.id)
     if not page.is_fragment:
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)

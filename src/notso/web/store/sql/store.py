@@ -32,6 +32,7 @@ from notso.web.store.protocol import (
     Memory,
     SavedPrompt,
     SearchHit,
+    SettingsChange,
     SettingValue,
     ShareLink,
     ShownChat,
@@ -389,6 +390,17 @@ class SQLStore(Transactions):
             if found.rowcount and "title" in changes:
                 db.index_title(owner, chat_id, changes["title"])
             return found.rowcount > 0
+
+        return await self.write(write, owner)
+
+    async def change_settings(self, owner: str, chat_id: str, change: SettingsChange) -> bool:
+        def write(db: Database) -> bool:
+            sql = "SELECT settings FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update
+            row = db.execute(sql, (chat_id, owner)).fetchone()
+            if row is not None:
+                changed = settings_json(change(_load_settings(row)))
+                db.execute("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", (changed, chat_id, owner))
+            return row is not None
 
         return await self.write(write, owner)
 
