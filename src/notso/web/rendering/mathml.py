@@ -51,8 +51,6 @@ Convert = Callable[[tuple[Formula, ...]], Awaitable[list[str | None]]]
 
 async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[str, int]:
     """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
-    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
-
     found = list(_FORMULA.finditer(html))
     converted = await (convert or convert_all)(tuple((unescape(each[3]), each[2]) for each in found))
     pieces, end = [], 0
@@ -64,6 +62,8 @@ async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[s
 
 async def convert_all(found: tuple[Formula, ...]) -> list[str | None]:
     """Convert a page's formulas to MathML, or to None."""
+    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+
     converted: list[str | None] = []
     seconds, size = 0.0, 0
     for at in range(0, len(found), MOST_AT_ONCE):
