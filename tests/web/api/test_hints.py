@@ -606,6 +606,16 @@ def test_ignored_field_is_named_after_other_items_of_a_list(shared: Any) -> None
     assert answer.status_code == 200 and answer.headers[IGNORED] == "prompt.odd", answer.text
 
 
+@pytest.mark.parametrize("item", [1, 0.5, "a", [], [1]])
+def test_search_for_ignored_fields_skips_items_that_are_not_objects(monkeypatch: pytest.MonkeyPatch, item: Any) -> None:
+    searched: list[object] = []
+    search = request_fields._hints
+    monkeypatch.setattr(request_fields, "_hints", lambda value, raw: searched.append(raw) or search(value, raw))
+    part = {"type": "output_text", "text": "one", "logprobs": [item] * 100}
+    parse_response_request({"input": [{"type": "message", "role": "assistant", "content": [part]}]})
+    assert len(searched) < 20
+
+
 def test_strict_fields_applies_to_other_endpoints(start: Start) -> None:
     server = start(ScriptedEngine(), strict_fields=True).ready()
     for path, body, named in OTHER_ENDPOINTS:

@@ -500,11 +500,11 @@ def reject_hints(hints: Iterable[RequestHint]) -> None:
 
 
 def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
-    # Lists that begin with a number contain no objects, but may have hundreds of thousands of token ids.
-    if isinstance(value, list) and isinstance(raw, list) and not (value and isinstance(value[0], int)):
+    if isinstance(value, list) and isinstance(raw, list):
         for index, (each, raw_value) in enumerate(zip(value, raw, strict=False)):
-            for path, describes_caller in _hints(each, raw_value):
-                yield (index, *path), describes_caller
+            if isinstance(raw_value, dict):  # there may be hundreds of thousands of other items, such as token ids
+                for path, describes_caller in _hints(each, raw_value):
+                    yield (index, *path), describes_caller
     if not isinstance(value, BaseModel) or not isinstance(raw, Mapping):
         return
     hints = _hints_by_name(type(value))
