@@ -606,6 +606,21 @@ def test_ignored_field_is_named_after_other_items_of_a_list(shared: Any) -> None
     assert answer.status_code == 200 and answer.headers[IGNORED] == "prompt.odd", answer.text
 
 
+CALLER: dict[str, Any] = {"user": "u", "safety_identifier": "s", "client_metadata": {"a": 1}, "metadata": {"a": 1}}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_token_count_accepts_fields_that_describe_the_caller(start: Start, strict: bool) -> None:
+    server = start(ScriptedEngine(), strict_fields=strict).ready()
+    answer = server.client.post("/v1/responses/input_tokens", json={"input": "one"} | CALLER)
+    assert answer.status_code == 200 and answer.headers[IGNORED] == ", ".join(CALLER), answer.text
+
+
+def test_token_count_refuses_stored_prompts(shared: Any) -> None:
+    answer = shared.client.post("/v1/responses/input_tokens", json={"input": "one", "prompt": {"id": "pmpt_1"}})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+
+
 @pytest.mark.parametrize("item", [1, 0.5, "a", [], [1]])
 def test_search_for_ignored_fields_skips_items_that_are_not_objects(monkeypatch: pytest.MonkeyPatch, item: Any) -> None:
     searched: list[object] = []

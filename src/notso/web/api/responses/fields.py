@@ -334,6 +334,11 @@ class InputTokenFields(Fields):
     reasoning: Reasoning | None = None
     truncation: Literal["disabled", "auto"] | None = None
     conversation: None = None
+    prompt: None = None
+    user: Annotated[Label | None, DESCRIBES_CALLER] = None
+    safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
+    client_metadata: Annotated[dict[str, Any] | None, replace(DESCRIBES_CALLER, done=({},))] = None
+    metadata: Annotated[dict[str, Any] | None, replace(DESCRIBES_CALLER, done=({},))] = None
 
 
 @with_sampling("responses")
@@ -360,13 +365,9 @@ class ResponseFields(InputTokenFields):
     metadata: Annotated[dict[str, str], Field(max_length=16), limit_entries(16)] | None = None
     # The following fields have no effect.
     service_tier: Annotated[Label | None, ONE_TIER] = None
-    user: Annotated[Label | None, DESCRIBES_CALLER] = None
-    safety_identifier: Annotated[Label | None, DESCRIBES_CALLER] = None
-    client_metadata: Annotated[dict[str, Any] | None, replace(DESCRIBES_CALLER, done=({},))] = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Annotated[Name | None, CACHED_AS_LONG_AS_POSSIBLE] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, CACHED_AS_LONG_AS_POSSIBLE] = None
-    prompt: None = None
     context_management: Annotated[
         Annotated[list[Compaction], Field(max_length=8)] | None,
         hint(
@@ -399,6 +400,8 @@ INPUT_TOKEN_NOTES: Notes = {
         "`disabled`: a prompt that does not fit is refused; `auto`: its oldest turns are dropped until it fits"
     ),
     "conversation": inert("null", "use previous_response_id"),
+    "prompt": inert("null", "stored prompts are not available; use instructions"),
+    **notes_in(InputTokenFields),
     "personality": refused("ask for it in the instructions"),
 }
 
@@ -423,7 +426,6 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
         "1 or more; no effect: `file_search` runs at most once per response, and clients run functions themselves",
         "use 1 or more",
     ),
-    "prompt": inert("null", "stored prompts are not available; use instructions"),
     **notes_in(ResponseFields),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "access_programs": refused("not available"),

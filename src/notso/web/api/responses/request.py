@@ -195,8 +195,10 @@ def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item
     """Validate a token count request. Raises the errors of `parse_response_request`."""
     typed = _add_item_types(body, stored or {})
     fields = read_fields(InputTokenFields, typed, INPUT_TOKEN_NOTES, WITHIN_RESPONSE)
-    known = {name: value for name, value in body.items() if name in InputTokenFields.model_fields}
-    return replace(parse_response_request(known, stored), hints=_hints(fields, typed))
+    hints = _hints(fields, typed)
+    used = InputTokenFields.model_fields.keys() - {hint.name for hint in hints}
+    known = {name: value for name, value in body.items() if name in used}
+    return replace(parse_response_request(known, stored), hints=hints)
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
