@@ -48,9 +48,8 @@ WIRE_PATH = "/engine/v1"
 CONNECT_SECONDS = 3.0
 CALL_SECONDS = 120.0
 """Timeout of a call, long enough for the engine to load a model first."""
-SILENCE_SECONDS = 2.5
-"""Read timeout of the stream, which leaves time for a second attempt before LOST_SECONDS. The engine sends at least one
-line per second."""
+SILENCE_SECONDS = 5.0
+"""Read timeout of the stream. The engine sends at least one line per second."""
 LOST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
@@ -295,18 +294,16 @@ class EngineLink:
         raise (FrontEndRefusedError if response.status in (401, 404, 421) else kind)(f"{self.name} {reason}")
 
     def _stream_events(self) -> None:
-        heard = broken = time.monotonic()
+        broken = time.monotonic()
         while not self._closed:
             began, is_final = time.monotonic(), False
             problem: str = Sentence(f"{self.name} has closed the connection", "remote_closed", name=self.name)
             try:
                 for line in self._read_lines():
                     self._handle_line(line)
-                    heard, broken = time.monotonic(), 0.0
+                    broken = 0.0
             except FAILURES as error:
                 problem = self._unresponsive_message(error)
-                if isinstance(error, TimeoutError):  # the stream was silent before it failed
-                    broken = broken or heard
             except FrontEndRefusedError as error:
                 problem, is_final = error.sentence, True
             except EngineError as error:
