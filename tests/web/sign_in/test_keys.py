@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,50 @@ def test_streams_of_a_revoked_key_end(start: Start, book: KeyManager, monkeypatc
         engine.gate.set()
         assert second.read().endswith(b"data: [DONE]\n\n"), "the stream of another key ended"
     assert asked(server, bob).status_code == 200
+
+
+@pytest.mark.parametrize("error", [StorageError("away"), MemoryError()])
+def test_keys_of_running_requests_are_looked_up_together_and_again_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Otherwise, a database that does not respond would be waited for once per key."""
+    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0)
+    monkeypatch.setattr(revocation, "connection_of", lambda scope: scope["connection"])
+    calls: list[list[str]] = []
+
+    class Connection:
+        def __init__(self) -> None:
+            self.cycle, self.transport, self.closed = object(), self, asyncio.Event()
+
+        def is_answering(self, cycle: object) -> bool:
+            return not self.closed.is_set()
+
+        def close(self) -> None:
+            self.closed.set()
+
+    async def run() -> None:
+        failed = asyncio.Event()
+
+        async def valid_ids(key_ids: Collection[str]) -> set[str]:
+            calls.append(sorted(key_ids))
+            if len(calls) == 1:
+                failed.set()
+                raise error
+            return {"bob"}
+
+        watch, opened = revocation.KeyWatch(valid_ids), {name: Connection() for name in ("ann", "bob", "carol")}
+        for name, connection in opened.items():
+            watch.add({"connection": connection}, name)
+        await failed.wait()
+        assert not any(each.closed.is_set() for each in opened.values())
+        watch.add({"connection": opened["ann"]}, "ann")
+        for name in ("ann", "carol"):
+            await opened[name].closed.wait()
+        assert not opened["bob"].closed.is_set()
+        opened["bob"].close()
+
+    asyncio.run(run())
+    assert calls[:2] == [["ann", "bob", "carol"]] * 2
 
 
 def test_server_key_is_valid_beside_user_keys_and_is_operator(start: Start, book: KeyManager) -> None:

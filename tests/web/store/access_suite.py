@@ -87,6 +87,7 @@ class AccessSuite:
             newer = replace(ANN, id="k9", created_ms=7_000)
             assert await store.add_key(newer, b"9" * 32)
             assert await store.keys() == [newer, revoked]
+            assert await store.valid_ids([newer.id, revoked.id, "unknown"]) == {newer.id}
 
         self.run(tmp_path, work)
 

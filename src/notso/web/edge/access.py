@@ -13,7 +13,7 @@ import ipaddress
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol, cast
 
@@ -77,6 +77,8 @@ class KeyStore(Protocol):
     async def by_token(self, token: str) -> Caller | None: ...
 
     async def lookup(self, key_id: str) -> Caller | None: ...
+
+    async def valid_ids(self, key_ids: Collection[str]) -> set[str]: ...
 
 
 class QuotaCheck(Protocol):
@@ -193,7 +195,7 @@ class KeyRing:
         self._storage = storage if api_key is not None else None  # without a key, entries could not be signed
         if self._storage is not None:
             self._storage.subscribe("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
-        self._key_watch = KeyWatch(self._is_valid)
+        self._key_watch = KeyWatch(keys.valid_ids) if keys is not None else None
         self._sessions: dict[bytes, _Session] = {}
         self._digests_by_owner: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
 
@@ -263,11 +265,8 @@ class KeyRing:
 
     def end_if_revoked(self, request: Request, caller: Caller) -> None:
         """Close the request's connection if the caller's key is revoked before the response is complete."""
-        if caller.key_id:
+        if caller.key_id and self._key_watch is not None:
             self._key_watch.add(request.scope, caller.key_id)
-
-    async def _is_valid(self, key_id: str) -> bool:
-        return self._keys is None or await self._keys.lookup(key_id) is not None
 
     async def _resume_session(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from contextvars import Context
 
 from starlette.types import Scope
 
@@ -15,10 +16,12 @@ CHECK_SECONDS = 1.0
 
 
 class KeyWatch:
-    """Use on the event loop. `is_valid` looks up a key by its id, and may raise StorageError."""
+    """Use on the event loop. `valid_ids` returns the ids of the valid keys, and may raise StorageError."""
 
-    def __init__(self, is_valid: Callable[[str], Awaitable[bool]]) -> None:
-        self._is_valid = is_valid
+    # All keys are looked up with one query: many keys cost little, and a database that does not respond is waited for
+    # once per check.
+    def __init__(self, valid_ids: Callable[[Collection[str]], Awaitable[set[str]]]) -> None:
+        self._valid_ids = valid_ids
         self._running: dict[object, tuple[ClientConnection, str]] = {}  # by uvicorn's object for the response
         self._task: asyncio.Task[None] | None = None
 
@@ -29,24 +32,24 @@ class KeyWatch:
             return
         self._running[connection.cycle] = connection, key_id
         if self._task is None:
-            self._task = asyncio.create_task(self._check_periodically())
+            # An empty context, because the task outlives the request.
+            self._task = asyncio.create_task(self._check_periodically(), context=Context())
 
     async def _check_periodically(self) -> None:
-        while self._running:
-            await asyncio.sleep(CHECK_SECONDS)
-            self._running = {cycle: each for cycle, each in self._running.items() if each[0].is_answering(cycle)}
-            for key_id in {key_id for _, key_id in self._running.values()}:
-                if not await self._is_still_valid(key_id):
-                    self._close(key_id)
-        self._task = None
-
-    async def _is_still_valid(self, key_id: str) -> bool:
         try:
-            return await self._is_valid(key_id)
-        except (StorageError, RuntimeError):  # RuntimeError: no thread could be started. The next check finds out.
-            return True
+            while self._running:
+                await asyncio.sleep(CHECK_SECONDS)
+                self._running = {cycle: each for cycle, each in self._running.items() if each[0].is_answering(cycle)}
+                if key_ids := {key_id for _, key_id in self._running.values()}:
+                    await self._close_revoked(key_ids)
+        finally:
+            self._task = None  # the next request starts it again, even after an unexpected error
 
-    def _close(self, key_id: str) -> None:
-        for cycle, (connection, used) in list(self._running.items()):
-            if used == key_id and connection.is_answering(cycle):
+    async def _close_revoked(self, key_ids: set[str]) -> None:
+        try:
+            revoked = key_ids - await self._valid_ids(key_ids)
+        except (StorageError, RuntimeError):  # RuntimeError: no thread could be started. The next check finds out.
+            return
+        for cycle, (connection, key_id) in self._running.items():
+            if key_id in revoked and connection.is_answering(cycle):
                 connection.transport.close()

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypedDict, TypeVar, Unpack
 
 from notso.web.edge.access import KEY_PREFIX, Caller
@@ -86,6 +86,10 @@ class IssuedKeys:
                 del self._cache[next(iter(self._cache))]
             self._cache[id_or_digest] = caller, self._clock()
         return caller
+
+    async def valid_ids(self, key_ids: Collection[str]) -> set[str]:
+        """Return the ids of the valid keys among these. Raises StorageError."""
+        return await self._store.valid_ids(key_ids)
 
 
 def _caller(key: ApiKey | None) -> Caller | None:

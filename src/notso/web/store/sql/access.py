@@ -10,7 +10,7 @@ from datetime import date
 from typing import Any, ClassVar, TypeVar
 
 from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, RESERVED_SECONDS, ApiKey, AuditEntry, UsageRow, UsageTotals
-from notso.web.store.sql.database import SQLConnection, columns_of
+from notso.web.store.sql.database import SQLConnection, columns_of, placeholders
 from notso.web.values.quotas import MaxTokenUse, Quota, Reservation, allocate_tokens
 
 T = TypeVar("T")
@@ -83,6 +83,10 @@ class SQLAccessStore(ABC):
         sql = f"SELECT {_KEY} FROM keys WHERE {column} = ?"
         row = await self.run_read(lambda db: db.execute(sql, (by,)).fetchone())
         return _key(row) if row else None
+
+    async def valid_ids(self, key_ids: Collection[str]) -> set[str]:
+        sql = f"SELECT id FROM keys WHERE revoked_ms = 0 AND id IN ({placeholders(key_ids)})"
+        return await self.run_read(lambda db: {row["id"] for row in db.execute(sql, tuple(key_ids))})
 
     async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
         def work(db: SQLConnection) -> ApiKey | None:
