@@ -11,7 +11,7 @@ import mmap
 import os
 import resource
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from notso.system import libsystem
@@ -66,7 +66,7 @@ class MemoryLimit:
 
     source: str
     available_bytes: int
-    own_bytes: int = 0  # held by this process, so not available
+    own_bytes: int = 0  # resident memory of this process, if it was subtracted
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,14 @@ def memory_limits(
 
 
 def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> MemoryLimit:
-    lowest = min(memory_limits(mapped_bytes, proc), key=lambda limit: limit.available_bytes)
-    return replace(lowest, own_bytes=process_memory(proc).held_bytes)
+    return min(memory_limits(mapped_bytes, proc), key=lambda limit: limit.available_bytes)
+
+
+def _own_bytes(proc: Path = Path("/proc")) -> int:
+    # Swapped memory is not subtracted from the available memory. The address space that a process uses is not memory
+    # that it holds, so limits of a process have no own bytes.
+    memory = process_memory(proc)
+    return min(memory.held_bytes, memory.resident_bytes)
 
 
 def physical_memory() -> int:
@@ -120,19 +126,19 @@ def _macos_memory() -> MemoryLimit:
     # already compressed, so they do not count as available.
     is_critical = libsystem.sysctl_number("kern.memorystatus_vm_pressure_level") >= _CRITICAL
     available = pages.free_count + (0 if is_critical else pages.inactive_count)
-    return MemoryLimit("the system", available * libsystem.page_bytes())
+    return MemoryLimit("the system", available * libsystem.page_bytes(), _own_bytes())
 
 
 def _system_memory(proc: Path) -> MemoryLimit:
     fields = _number_lines(proc / "meminfo")
     if "MemAvailable:" in fields:
-        return MemoryLimit("the system", fields["MemAvailable:"] * 1024)
+        return MemoryLimit("the system", fields["MemAvailable:"] * 1024, _own_bytes(proc))
     return MemoryLimit("the machine", physical_memory())
 
 
 def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
     # The limits of the control group and all of its ancestors apply.
-    limits = []
+    limits, own_bytes = [], _own_bytes(proc)
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -148,7 +154,7 @@ def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
             if limit is None or limit >= _UNLIMITED:
                 continue
             used = (_number(folder / usage_file) or 0) - _page_cache(folder)
-            limits.append(MemoryLimit("the control group", max(0, limit - max(0, used))))
+            limits.append(MemoryLimit("the control group", max(0, limit - max(0, used)), own_bytes))
     return limits
 
 
