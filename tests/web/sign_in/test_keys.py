@@ -17,7 +17,7 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Progress
 from notso.web.chat import submit
-from notso.web.edge import revocation
+from notso.web.edge import connections
 from notso.web.edge.access import mark_of
 from notso.web.sign_in.issued_keys import CACHE_SECONDS, KeyManager, digest_of, is_name, new_key, owner_of_key
 from notso.web.store.access import UsageTotals
@@ -114,7 +114,7 @@ def test_shared_links_end_when_the_key_of_their_owner_is_revoked(start: Start, b
 
 
 def test_streams_of_a_revoked_key_end(start: Start, book: KeyManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "KEY_CHECK_SECONDS", 0.01)
     ann, bob = book.add("ann")[0], book.add("bob")[0]
     engine = ScriptedEngine(slots=3)
     server = start(engine, sign_in=MANY).ready()
@@ -142,8 +142,8 @@ def test_keys_of_running_requests_are_looked_up_together_and_again_after_a_failu
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Otherwise, a database that does not respond would be waited for once per key."""
-    monkeypatch.setattr(revocation, "CHECK_SECONDS", 0)
-    monkeypatch.setattr(revocation, "connection_of", lambda scope: scope["connection"])
+    monkeypatch.setattr(connections, "KEY_CHECK_SECONDS", 0)
+    monkeypatch.setattr(connections, "connection_of", lambda scope: scope["connection"])
     calls: list[list[str]] = []
 
     class Connection:
@@ -166,7 +166,7 @@ def test_keys_of_running_requests_are_looked_up_together_and_again_after_a_failu
                 raise error
             return {"bob"}
 
-        watch, opened = revocation.KeyWatch(valid_ids), {name: Connection() for name in ("ann", "bob", "carol")}
+        watch, opened = connections.KeyWatch(valid_ids), {name: Connection() for name in ("ann", "bob", "carol")}
         for name, connection in opened.items():
             watch.add({"connection": connection}, name)
         await failed.wait()

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from notso.web.edge.revocation import KeyWatch
+from notso.web.edge.connections import KeyWatch
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 

@@ -1,4 +1,5 @@
-"""Limits and timeouts of connections. At a limit, idle connections are evicted to make room for new ones."""
+"""Limits and timeouts of connections. At a limit, idle connections are evicted to make room for new ones.
+Connections of running requests are closed when the key of the request is revoked."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import struct
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextvars import Context
 from typing import Any, Protocol, cast
 
 from starlette.types import Scope
@@ -19,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from notso.system.processes import limit_unsent, raise_descriptor_limit
+from notso.web.values.errors import StorageError
 from notso.web.values.request_id import SCOPE_KEY, request_id
 
 logger = logging.getLogger("notso.web.connections")
@@ -31,6 +34,8 @@ accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
+# Interval at which the keys of running requests are looked up. Another process may have revoked them.
+KEY_CHECK_SECONDS = 1.0
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
 # Connections being accepted at once. A higher maximum would let newer connections evict a client before it has sent
 # anything.
@@ -377,3 +382,43 @@ class ClientConnection(H11Protocol):
         access_log.info("the client read nothing for %g s; connection dropped", self._send_seconds)
         request_id.reset(token)
         self.drop()
+
+
+class KeyWatch:
+    """Use on the event loop. `valid_ids` returns the ids of the valid keys, and may raise StorageError."""
+
+    # All keys are looked up with one query: many keys cost little, and a database that does not respond is waited for
+    # once per check.
+    def __init__(self, valid_ids: Callable[[Collection[str]], Awaitable[set[str]]]) -> None:
+        self._valid_ids = valid_ids
+        self._running: dict[object, tuple[ClientConnection, str]] = {}  # by uvicorn's object for the response
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, scope: Scope, key_id: str) -> None:
+        """Watch the key of a request until its response is complete."""
+        connection = connection_of(scope)
+        if connection is None:
+            return
+        self._running[connection.cycle] = connection, key_id
+        if self._task is None:
+            # An empty context, because the task outlives the request.
+            self._task = asyncio.create_task(self._check_periodically(), context=Context())
+
+    async def _check_periodically(self) -> None:
+        try:
+            while self._running:
+                await asyncio.sleep(KEY_CHECK_SECONDS)
+                self._running = {cycle: each for cycle, each in self._running.items() if each[0].is_answering(cycle)}
+                if key_ids := {key_id for _, key_id in self._running.values()}:
+                    await self._close_revoked(key_ids)
+        finally:
+            self._task = None  # the next request starts it again, even after an unexpected error
+
+    async def _close_revoked(self, key_ids: set[str]) -> None:
+        try:
+            revoked = key_ids - await self._valid_ids(key_ids)
+        except (StorageError, RuntimeError):  # RuntimeError: no thread could be started. The next check finds out.
+            return
+        for cycle, (connection, key_id) in self._running.items():
+            if key_id in revoked and connection.is_answering(cycle):
+                connection.transport.close()
