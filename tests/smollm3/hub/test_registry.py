@@ -160,7 +160,9 @@ def test_remembered_hash_is_dropped_when_the_file_changes(own_home: Path) -> Non
     assert registry.stored_hash(path) is None
 
 
-@pytest.mark.parametrize("ledger", ["", "not json", "[]", "null", json.dumps({"/x": 3})])
+@pytest.mark.parametrize(
+    "ledger", ["", "not json", "[]", "null", json.dumps({"/x": 3}), pytest.param("[" * 100_000, id="deep")]
+)
 def test_damaged_ledger_is_treated_as_empty(own_home: Path, ledger: str) -> None:
     path = own_home / "model.gguf"
     path.write_bytes(b"one")
@@ -170,6 +172,14 @@ def test_damaged_ledger_is_treated_as_empty(own_home: Path, ledger: str) -> None
     assert registry.stored_hash(path) is None
     registry.store_hash(path, "b" * 64)
     assert registry.stored_hash(path) == "b" * 64
+
+
+def test_hashes_can_be_read_by_other_users(own_home: Path) -> None:
+    """If root writes the file with the home of another user, that user must be able to read it."""
+    path = own_home / "model.gguf"
+    path.write_bytes(b"one")
+    registry.store_hash(path, "d" * 64)
+    assert registry._ledger_path().stat().st_mode == path.stat().st_mode
 
 
 def test_remember_hash_ignores_an_unwritable_cache(own_home: Path) -> None:

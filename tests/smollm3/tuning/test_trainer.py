@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 import httpx
@@ -136,6 +137,12 @@ def test_rehearsed_answers_are_used_again_only_by_the_run_that_began_with_them(
     # Answers of minutes or hours are not generated for a run that cannot be resumed with these settings.
     for more in ([], ["--max-length", "512"]):
         assert run_command_line([*arguments, *more]) != 0 and len(answered) == 2
+
+
+def test_state_of_a_run_is_as_readable_as_its_other_files(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    trainer._open_run(tmp_path, "digest", date(2026, 1, 2), trainer.Recipe())
+    assert (tmp_path / trainer.RUN_FILE).stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_only_numbered_checkpoints_are_resumed_or_removed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import platformdirs
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.strict_json import json_or_none
 from notso.smollm3.values.engine_config import expand_home
-from notso.system.files import cache_folder, write_private
+from notso.system.files import cache_folder
 from notso.text_file import open_regular, read_regular
 
 Store = Literal["ollama", "lm studio", "llama.cpp"]
@@ -392,7 +392,9 @@ def store_hash(path: Path, sha256: str) -> None:
         ledger = _read_ledger()
         ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_private(target, json.dumps(ledger), replace=True)
+        temporary = target.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(ledger))
+        temporary.replace(target)
 
 
 def stored_hash(path: Path) -> str | None:

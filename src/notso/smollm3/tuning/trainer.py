@@ -19,7 +19,6 @@ from notso.smollm3.errors import InvalidRequestError, ModelError
 from notso.smollm3.model.lora import MAX_RANK
 from notso.smollm3.model.weights import MATRICES
 from notso.smollm3.tuning.training_rows import TrainingRow
-from notso.system.files import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ def train(
 
     if "before" not in state:
         state["before"] = held_out_loss()
-        write_private(folder / RUN_FILE, json.dumps(state), replace=True)
+        _write(folder, state)
     checkpoint = _last_checkpoint(folder)
     resumed_at = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
@@ -242,12 +241,18 @@ def _open_run(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str,
         state: dict[str, Any] = json.loads((folder / RUN_FILE).read_text("utf-8"))
     except FileNotFoundError:
         state = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
-        write_private(folder / RUN_FILE, json.dumps(state), replace=True)
+        _write(folder, state)
     except ValueError:
         raise TuningError(f"{folder / RUN_FILE} is not JSON: use --restart to start over") from None
     if state.get("digest") != digest:
         raise TuningError(f"{folder} contains a run with other rows, model or settings: use --restart to start over")
     return state
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    part = folder / f"{RUN_FILE}.part"
+    part.write_text(json.dumps(state), "utf-8")
+    part.replace(folder / RUN_FILE)
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
