@@ -56,6 +56,21 @@ def test_reading_without_a_name_is_refused(engine: Engine, name: Any, owner: Any
         assert caught.value.param == param
 
 
+def test_swapped_parameters_and_options_are_refused(engine: Engine) -> None:
+    turns, params, options = [Message("user", "x")], SamplingParams(), RequestOptions()
+    uses: list[Any] = [engine.submit, engine.prepare, engine.generate, engine.speculative_prefill, engine.receipt]
+    for use in uses:
+        for given, param in ((options, None), "params"), ((None, params), "options"), ((options, params), "params"):
+            with pytest.raises(InvalidRequestError) as caught:
+                use(turns, *given)
+            assert caught.value.param == param
+    others: list[Any] = [engine.render, engine.encode_chat, engine.count_tokens, engine.estimate]
+    for use in others:
+        with pytest.raises(InvalidRequestError) as caught:
+            use(turns, params)
+        assert caught.value.param == "options"
+
+
 @pytest.mark.parametrize("tools", [5, "get_weather", {"name": "x"}])
 def test_tools_of_wrong_type_are_refused(engine: Engine, tools: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:

@@ -69,7 +69,13 @@ from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, Engi
 from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate, StoredReading
-from notso.smollm3.values.request_options import AnswerSettings, PromptInput, RequestOptions, apply_settings
+from notso.smollm3.values.request_options import (
+    AnswerSettings,
+    PromptInput,
+    RequestOptions,
+    apply_settings,
+    with_defaults,
+)
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.text_file import NotTextError, is_unicode, read_text
 
@@ -354,13 +360,14 @@ class Engine:
 
     def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
         """Return the prompt that the template renders."""
-        options = options or RequestOptions()
+        _, options = with_defaults(None, options)
         turns = _turns(messages)
         return self._prompts.template.render(turns, thinking=options.thinking, tools=options.tools, date=options.date)
 
     def encode_chat(self, messages: ChatInput, options: RequestOptions | None = None) -> list[int]:
         # Control tokens come from the template only, never from the text of a message.
-        return self._prompts.write(_turns(messages), options or RequestOptions()).ids
+        _, options = with_defaults(None, options)
+        return self._prompts.write(_turns(messages), options).ids
 
     def count_tokens(self, messages: ChatInput, options: RequestOptions | None = None) -> int:
         return len(self.encode_chat(messages, options))
@@ -368,7 +375,7 @@ class Engine:
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """Return the expected cost of a prompt. Raises ContextLengthError if the prompt far exceeds the context."""
         self._require_open()
-        options = options or RequestOptions()
+        _, options = with_defaults(None, options)
         prompt = self._prompts.write(messages, options, most_tokens=self._inputs.context_of(options))
         ids, salt = prompt.ids, self._inputs.salt_with_prefix(self._salt(options), prompt, messages, options)
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
@@ -402,8 +409,8 @@ class Engine:
         sealed: include hashes instead of the conversation. The first receipt reads the whole model file. Raises the
         same errors as `submit`.
         """
-        options = options or RequestOptions()
-        if options.replay is None or (params or SamplingParams()).seed is None:
+        params, options = with_defaults(params, options)
+        if options.replay is None or params.seed is None:
             raise InvalidRequestError("a receipt needs the seed and the tokens of the answer", param="replay")
         request = self._request(messages, params, options)
         adapter = self.adapters.of(options.adapter)
@@ -575,8 +582,8 @@ class Engine:
         Nothing is written to disk. Raises the same errors as `submit`.
         """
         self._require_open()
-        options = options or RequestOptions()
-        ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), options, self._salt(options))
+        params, options = with_defaults(params, options)
+        ids, turn_at, salt = self._inputs.draft(messages, params, options, self._salt(options))
         # Without a conversation name, the prefilled blocks belong to no conversation until a request uses them.
         has_name = options.conversation is not None
         conversation = conversation_digest(options.owner, options.conversation) if has_name else None
@@ -620,9 +627,9 @@ class Engine:
             raise EngineError(
                 Sentence(f"{MAX_WAITING:,} requests are already waiting", "engine_many_waiting", limit=MAX_WAITING)
             )
-        options = options or RequestOptions()
+        params, options = with_defaults(params, options)
         adapter = self.adapters.of(options.adapter)
-        return self._inputs.write(messages, params or SamplingParams(), options, self._salt(options), adapter)
+        return self._inputs.write(messages, params, options, self._salt(options), adapter)
 
     def _salt(self, options: RequestOptions) -> CacheSalt:
         adapter = self.adapters.of(options.adapter)

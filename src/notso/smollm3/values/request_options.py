@@ -262,13 +262,21 @@ def apply_settings(
     for name in ("strict_tools", "logits_processors", "sources"):
         if isinstance(changes.get(name), list):
             changes[name] = tuple(changes[name])
+    params, options = with_defaults(params, options)
+    given = (*params.given, *sampling)
+    return (replace(params, **sampling, given=given) if sampling else params), replace(options, **changes)
+
+
+def with_defaults(
+    params: SamplingParams | None, options: RequestOptions | None
+) -> tuple[SamplingParams, RequestOptions]:
+    """Replace None with defaults. Raises InvalidRequestError for wrong types."""
     params, options = params or SamplingParams(), options or RequestOptions()
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError("params must be SamplingParams; pass several messages in one list", param="params")
     if not isinstance(options, RequestOptions):
         raise InvalidRequestError("options must be RequestOptions", param="options")
-    given = (*params.given, *sampling)
-    return (replace(params, **sampling, given=given) if sampling else params), replace(options, **changes)
+    return params, options
 
 
 def require_known(settings: Iterable[str], known: Iterable[str], subject: str) -> None:
