@@ -86,6 +86,16 @@ def test_second_store_writes_after_the_first_is_closed(
     assert len(list((tmp_path / "kv").glob("*.kv2"))) == 2
 
 
+def test_second_attempt_to_lock_keeps_the_lock(tmp_path: Path) -> None:
+    """A descriptor that is forgotten would keep the folder locked until the process ends."""
+    held, other = (block_folder.FolderLock(tmp_path / "lock") for _ in range(2))
+    assert held.acquire() and not held.acquire() and held.is_held
+    assert not other.acquire()
+    held.release()
+    assert other.acquire()
+    other.release()
+
+
 def test_closed_store_does_not_stay_locked_by_a_forked_child(tmp_path: Path) -> None:
     released, next_lock = (block_folder.FolderLock(tmp_path / "lock") for _ in range(2))
     assert released.acquire() and released._descriptor is not None

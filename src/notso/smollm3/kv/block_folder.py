@@ -341,8 +341,10 @@ class FolderLock:
     def acquire(self) -> bool:
         """Try to lock without waiting. Raises OSError if the file cannot be created."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._descriptor = descriptor if lock_or_close(descriptor) else None
-        return self.is_held
+        if not lock_or_close(descriptor):
+            return False
+        self._descriptor = descriptor
+        return True
 
     def release(self) -> None:
         if self._descriptor is not None:
