@@ -26,7 +26,7 @@ from documents.made import (
 )
 from documents.test_traps import read_here
 
-from notso.documents import archives, tables
+from notso.documents import archives, plain, tables
 from notso.documents.pdf import join_hyphenated, remove_margins
 from notso.documents.tables import HEADER_EVERY, markdown_lines
 from notso.documents.values import UnreadableError
@@ -159,11 +159,12 @@ def test_files_inserted_in_docx_are_read_in_their_place() -> None:
     inner = docx("<w:altChunk xmlns:r='r' r:id='r1'/>" + paragraph("word"))
     archive = f"MIME-Version: 1.0\nContent-Type: text/html; charset=utf-8\n\n{page}"
     files = {"r1": page, "r2": archive, "r3": "plain", "r4": inner, "r5": "{\\rtf1 a}", "r6": "PK"}
+    files["r8"] = "<p>ü</p>".encode("utf-16")
     members = {f"word/{name}": content for name, content in files.items()}
     members["word/_rels/document.xml.rels"] = relations({each: ("aFChunk", each) for each in files})
     chunks = "".join(f"<w:altChunk xmlns:r='{RELATIONSHIPS}' r:id='{each}'/>" for each in (*files, "r7"))
     document = read_here(docx(paragraph("a") + chunks + paragraph("b"), **members), "a.docx")
-    assert document.text == "a\n\nüber\n\nüber\n\nplain\n\nword\n\nb"
+    assert document.text == "a\n\nüber\n\nüber\n\nplain\n\nword\n\nü\n\nb"
     assert document.warnings == ("files inserted in it that cannot be read were left out",)
 
 
@@ -326,6 +327,7 @@ def test_web_archives_and_mailboxes_are_read() -> None:
     for name in ("a.mht", "a.mhtml"):
         document = read_here(page.encode(), name)
         assert (document.kind, document.title, document.text) == ("HTML", "T", "ü")
+    assert read_here("<!DOCTYPE html><html><p>ü".encode(), "a.mht").text == "ü"
     messages = (
         "From a@b Mon Jan  1 00:00:00 2024\r\nSubject: one\r\n\r\ntext\r\n>From me\r\n\r\n"
         "From c@d Mon Jan  1 00:00:00 2024\r\nSubject: two\r\n\r\nFrom here\r\n"
@@ -335,6 +337,19 @@ def test_web_archives_and_mailboxes_are_read() -> None:
     for damaged in (b"text", b"From " + b"1:" * 500_000):  # the second one would need quadratic time
         with pytest.raises(UnreadableError, match="it has no messages"):
             read_here(damaged, "a.mbox")
+
+
+def test_mailboxes_are_read_without_damaged_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "From a@b Mon Jan  1 00:00:00 2024\n{}\n\n"
+    parts = "Content-Type: multipart/mixed; boundary=b\n\n" + "--b\n\nx\n" * (plain.MAX_PARTS + 2) + "--b--"
+    document = read_here("".join(map(message.format, ("A: b\n\none", parts, "A: b\n\ntwo"))).encode(), "a.mbox")
+    assert document.text.split() == ["one", "two"]
+    assert document.warnings == ("1 of 3 messages cannot be read and were left out",)
+    with pytest.raises(UnreadableError, match="parts"):
+        read_here(message.format(parts).encode(), "a.mbox")
+    monkeypatch.setattr(plain, "MAX_PAGES", 2)  # otherwise, a mailbox with more messages would have too many pages
+    document = read_here("".join(message.format("A: b\n\n" + each) for each in "012").encode(), "a.mbox")
+    assert (document.text.split(), len(document.pages)) == (["0", "1", "2"], 2)
 
 
 def test_readings_follow_their_base_text_in_parentheses() -> None:

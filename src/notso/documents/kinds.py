@@ -171,12 +171,12 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
             read, title, kind = office.read_flat_odf, "title", "OpenDocument"
         return kind, lambda: office.title_of(xml_events(iter((data,))), title), read(data)
     if extension == "mbox":
-        return "e-mail", str, mailbox_texts(data)
-    if extension in ("mht", "mhtml"):
-        page_title, shown = web_archive_text(data)
-        return "HTML", lambda: page_title, iter((shown,))
+        return "e-mail", str, mailbox_texts(data, warnings)
     text, guessed = decode_guessing(data, is_markup=extension in ("html", "htm", "xhtml", "xml"))
     start = text.lstrip()[:500].lower()
+    if extension in ("mht", "mhtml") and not start.startswith("<"):
+        page_title, shown = web_archive_text(data)
+        return "HTML", lambda: page_title, iter((shown,))
     if extension == "eml":
         subject, message, email_warnings = email_text(data)
         warnings += email_warnings

@@ -16,7 +16,7 @@ from typing import Any
 from unicodedata import category, combining
 
 from notso.documents.markup import html_text
-from notso.documents.values import UnreadableError, one_line
+from notso.documents.values import MAX_PAGES, UnreadableError, one_line
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig", "UTF-8"),
@@ -244,13 +244,25 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
     return str(message["Subject"] or ""), "\n".join([*lines, "", *texts]), warnings
 
 
-def mailbox_texts(data: bytes) -> Iterator[str]:
-    """Yield the text of each message of an mbox file. Raises UnreadableError if there is none."""
+def mailbox_texts(data: bytes, warnings: list[str]) -> Iterator[str]:
+    """Yield the text of each message of an mbox file. Raises UnreadableError if none can be read."""
     messages = re.split(rb"(?:\A\s*|\n\r?\n)From (?=[^\r\n]*[0-9]:[0-9])[^\r\n]*+\r?\n", data)[1:]
     if not messages:
         raise UnreadableError("is damaged: it has no messages", "document_damaged")
-    for each in messages:
-        yield email_text(re.sub(rb"(?m)^>(>*From )", rb"\1", each))[1].rstrip()
+    problems, at_once = list[UnreadableError](), -(-len(messages) // MAX_PAGES)
+    for at in range(0, len(messages), at_once):
+        texts = list[str]()
+        for each in messages[at : at + at_once]:
+            try:
+                texts.append(email_text(re.sub(rb"(?m)^>(>*From )", rb"\1", each))[1].rstrip())
+            except UnreadableError as error:
+                problems.append(error)
+        if texts:
+            yield "\n\n".join(texts)
+    if len(problems) == len(messages):
+        raise problems[0]
+    if problems:
+        warnings.append(f"{len(problems)} of {len(messages)} messages cannot be read and were left out")
 
 
 def web_archive_text(data: bytes) -> tuple[str, str]:
@@ -267,9 +279,8 @@ def chunk_text(data: bytes) -> str:
         raise UnreadableError("is an RTF document; save it as DOCX", "document_rtf")
     if re.search(rb"^MIME-Version:", data[:2000], re.IGNORECASE | re.MULTILINE):
         return web_archive_text(data)[1]
-    is_markup = data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<")
-    text = decode_guessing(data, is_markup=is_markup)[0]
-    return html_text(text)[1] if is_markup else text
+    text = decode_guessing(data, is_markup=True)[0]
+    return html_text(text)[1] if text.lstrip().startswith("<") else text
 
 
 @contextmanager
