@@ -203,6 +203,62 @@ def test_titles_and_values_of_charts_are_read() -> None:
     assert read_here(docx(row_of_chart + paragraph("a"), **damaged), "a.docx").text == "| Chart |\n| --- |\n\na"
 
 
+CHART = f"xmlns:c='c' xmlns:r='{RELATIONSHIPS}'"
+
+
+def chart_of(*parts: str) -> str:
+    """Read a DOCX file with a chart; return the chart's lines below its titles."""
+    related = relations({"r1": ("chart", "chart1.xml")})
+    members = {"word/_rels/document.xml.rels": related, "word/chart1.xml": f"<c:x {CHART}>{''.join(parts)}</c:x>"}
+    return read_here(docx(f"<w:p><c:chart {CHART} r:id='r1'/></w:p>", **members), "a.docx").text.partition("\n\n")[2]
+
+
+def series(name: str, categories: str, *values: object, form: str = "General") -> str:
+    return (
+        f"<c:ser><c:tx><c:v>{name}</c:v></c:tx><c:cat>{categories}</c:cat>"
+        f"<c:val><c:numCache><c:formatCode>{form}</c:formatCode>{points(*values)}</c:numCache></c:val></c:ser>"
+    )
+
+
+def points(*values: object) -> str:
+    return "".join(f'<c:pt idx="{at}"><c:v>{each}</c:v></c:pt>' for at, each in enumerate(values) if each != "")
+
+
+def test_values_of_large_charts_are_not_cut() -> None:
+    # The XML is parsed in pieces of 64 KiB. With these comments, the first piece ends in a value.
+    numbers = range(123_456_789_000, 123_456_790_500)
+    for padding in range(0, 60, 4):
+        rows = chart_of(f"<!--{'x' * padding}-->", series("S", "", *numbers)).splitlines()[2:]
+        assert [row for row in rows if row.startswith("| 12")] == [f"| {each} |" for each in numbers]
+
+
+def test_categories_of_charts_keep_their_levels_and_order() -> None:
+    levels = f"<c:lvl>{points('Q1', 'Q2', 'Q1')}</c:lvl><c:lvl>{points('2023', '', '2024')}</c:lvl>"
+    shown = "|  |  | S |\n| --- | --- | --- |\n| 2023 | Q1 | 1 |\n|  | Q2 | 2 |\n| 2024 | Q1 | 3 |"
+    assert chart_of(series("S", f"<c:multiLvlStrCache>{levels}</c:multiLvlStrCache>", 1, 2, 3)) == shown
+    a, b = (f"<c:strCache>{points(each)}</c:strCache>" for each in "ab")
+    shown = "|  | s | t |  | u |  | v |\n| --- | --- | --- | --- | --- | --- | --- |\n| a | 1 | 2 | b | 3 | a | 4 |"
+    assert chart_of(series("s", a, 1), series("t", a, 2), series("u", b, 3), series("v", a, 4)) == shown
+    nested = "<c:ser><c:lvl/><c:ser></c:ser><c:lvl/></c:ser>"
+    assert chart_of(nested, "<c:lvl/>", nested, series("s", "", 1)) == "| s |\n| --- |\n| 1 |"
+
+
+def test_dates_of_charts_have_the_epoch_of_the_file_and_times() -> None:
+    def dates(form: str, epoch: str = "") -> str:
+        cache = f"<c:numCache><c:formatCode>{form}</c:formatCode>{points(45000, 45000.25)}</c:numCache>"
+        return " ".join(row.split("|")[1].strip() for row in chart_of(epoch, series("s", cache, 1, 2)).split("\n")[2:])
+
+    assert dates("m/d/yyyy") == "2023-03-15 2023-03-15"
+    assert dates("yyyy\\-mm\\-dd\\ hh:mm") == "2023-03-15 2023-03-15 06:00:00"
+    assert dates("m/d/yyyy", '<c:date1904 val="1"/>') == "2027-03-16 2027-03-16"
+    assert dates("m/d/yyyy", '<c:date1904 val="0"/>') == "2023-03-15 2023-03-15"
+
+
+def test_animations_of_charts_are_not_taken_for_charts() -> None:
+    text, animation = "<a:p><a:r><a:t>a</a:t></a:r></a:p>", "<p:graphicEl><a:chart seriesIdx='-3'/></p:graphicEl>"
+    assert read_here(pptx([text + animation]), "a.pptx").text == "a"
+
+
 def test_sections_of_pptx_are_not_taken_for_slides() -> None:
     slides = '<p:sldIdLst><p:sldId id="256" r:id="rId1"/></p:sldIdLst>'
     sections = '<p:extLst><s:sldIdLst xmlns:s="sections"><s:sldId id="256"/></s:sldIdLst></p:extLst>'
@@ -274,6 +330,23 @@ def test_slides_of_odp_are_read_with_titles_notes_and_charts() -> None:
         'xlink:href="./Object 1"/>', ">" + chart.replace("document-content", "document") + "</draw:object>"
     )
     assert read_here(flat.encode(), "a.fodp").text == shown
+
+
+def test_flat_spreadsheets_are_read_without_charts_and_hidden_sheets() -> None:
+    chart = "<office:document><c:chart><c:title><text:p>Wet</text:p></c:title></c:chart></office:document>"
+    sheet = (
+        "<table:table table:name='{0}' table:style-name='{0}'><table:shapes><d:object>{1}</d:object></table:shapes>"
+        "<table:table-row><table:table-cell><text:p>{0}1</text:p></table:table-cell></table:table-row></table:table>"
+    )
+    styles = "<s:style s:name='B'><s:table-properties table:display='false'/></s:style>"
+    made = (
+        f"<office:document {ODF} xmlns:d='d' xmlns:c='c' xmlns:s='s'><office:automatic-styles>{styles}"
+        f"</office:automatic-styles><office:body><office:spreadsheet>{sheet.format('A', chart)}"
+        f"{sheet.format('B', '<d:title>x</d:title>')}</office:spreadsheet></office:body></office:document>"
+    )
+    document = read_here(made.encode(), "a.fods")
+    assert (document.text, document.title) == ("## A\n\n| A1 |\n| --- |", "")
+    assert read_here(f"<office:document-styles {ODF}/>".encode(), "a.xml").kind == "XML"
 
 
 def test_flat_opendocument_files_are_read() -> None:

@@ -43,7 +43,8 @@ _UNREADABLE_STARTS = {
 }
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a]")
 _XML_ROOT = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*+(?:(?:<\?[^>]*+>|<!--(?:(?!-->)[\s\S])*+-->)\s*+)*+<(?:(FictionBook)|office:(document))\b"
+    rb"(?:\xef\xbb\xbf)?\s*+(?:(?:<\?[^>]*+>|<!--(?:(?!-->)[\s\S])*+-->)\s*+)*+"
+    rb"<(?:(FictionBook)|office:(document)(?:-content)?)[\s>]"
 )
 _OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 

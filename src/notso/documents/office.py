@@ -39,11 +39,14 @@ _TABLE_PARTS = {
     **{"tbl": "table", "table": "table", "tr": "row", "table-row": "row", "gridSpan": "span", "gridBefore": "before"},
     **dict.fromkeys(("tc", "td", "th", "table-cell", "covered-table-cell"), "cell"),
 }
+_MAX_CHART_COLUMNS = 20  # of a series
+_CHART_VALUES = ("val", "yVal", "bubbleSize")
 _FB2_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "strikethrough": Struck}
 _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
     *("header-decl", "footer-decl", "date-time-decl"),
 }
+_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))  # elements of styles, and their `display`
 
 
 @dataclass
@@ -148,36 +151,49 @@ class Page:
 
 
 def _read_chart(events: Iterable[XMLEvent]) -> tuple[str, Iterator[list[str]]]:
-    # Returns the titles, and the rows of a table with a column for the categories and for each series.
+    # Returns the titles, and the rows of a table with columns for the categories and for each series.
     titles, columns = list[str](), list[dict[int, str]]()
     series: dict[str, dict[int, str]] = {}  # element -> number of the value (0: name of the series) -> text
-    opened, place, form = list[str](), 0, ""
+    categories: dict[str, dict[int, str]] = {}  # of the last series
+    opened, place, form, value, is_1904 = list[str](), 0, "", "", False
     for event in events:
         if event.kind == "start":
             opened.append(event.name)
             if event.name == "title":
                 titles.append("")
+            elif event.name == "date1904":
+                is_1904 = event.attributes.get("val", "1") in TRUE
             elif event.name == "ser":
-                series = {each: {} for each in ("cat", "xVal", "tx", "val", "yVal", "bubbleSize")}
+                series = {each: {} for each in ("cat", "xVal", "tx", *_CHART_VALUES)}
+            elif event.name == "lvl" and 0 < len(series) < _MAX_CHART_COLUMNS:
+                # The outer levels of categories, such as the years of quarters, follow the inner ones.
+                opened[-1] = f"lvl {len(series)}"
+                series = {opened[-1]: {}, **series}
             elif event.name == "pt":
                 place = 1 + count_of(event, "idx")
             elif event.name in ("numCache", "numLit"):
                 form = ""
-        elif event.kind == "text":
+        elif event.kind == "text":  # the text of an element may be in several events
             if "title" in opened and opened[-1] in ("t", "v"):
                 titles[-1] += event.name
             elif opened[-1] == "formatCode":
-                form = event.name
-            elif opened[-1] == "v" and (part := next((each for each in opened if each in series), "")):
-                text = format_number(event.name, form) if {"numCache", "numLit"} & {*opened} else event.name
+                form += event.name
+            elif opened[-1] == "v":
+                value += event.name
+        else:
+            ended = opened.pop()
+            if ended == "v" and (part := next((each for each in reversed(opened) if each in series), "")):
+                text = format_number(value, form, is_1904) if {"numCache", "numLit"} & {*opened} else value
                 series[part].setdefault(place if part != "tx" else 0, text)
-        elif opened.pop() == "ser":
-            name = series.pop("tx")
-            for part, column in series.items():
-                column |= name if part in ("val", "yVal", "bubbleSize") else {}
-                if column.keys() - {0} and (part not in ("cat", "xVal") or column not in columns):
-                    columns.append(column)
-            series = {}
+            elif ended == "ser" and series:
+                name = series.pop("tx")
+                values = [series.pop(each) for each in _CHART_VALUES]
+                if any(series.values()) and series != categories:
+                    categories = series
+                    columns += filter(None, series.values())
+                columns += [name | each for each in values if each]
+                series = {}
+            value = ""
     places = sorted({0}.union(*columns) if columns else ())
     return ", ".join(filter(None, titles)), ([each.get(at, "") for each in columns] for at in places)
 
@@ -305,7 +321,7 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
             member = f"{href}/content.xml"
             formula, chart = _odf_object(optional_events(archive, member) if archive is not None else within)
             page.paragraph.append(formula)
-            charts += filter(None, [chart])
+            charts += [chart] if chart and not is_spreadsheet else []  # in a spreadsheet, cells have the values
         elif event.name == "page":
             page.end_paragraph()
             page.add_blocks(charts)
@@ -416,9 +432,9 @@ def office_title(file: BinaryIO) -> str:
 
 
 def title_of(events: Iterable[XMLEvent], name: str) -> str:
-    """Return the text of the first element of this name."""
+    """Return the text of the first element of this name before the body."""
     inside = False
-    for event in events:
+    for event in takewhile(_is_before_body, events):
         if inside and event.kind == "text":
             return event.name
         inside = event.kind == "start" and event.name == name
@@ -478,7 +494,7 @@ class _ODFStyles:
                 levels = self.outline
             elif "level-style" in event.name:
                 levels[count_of(event, "level") - 1] = _odf_level(event)
-            elif event.name == "text-properties" and event.attributes.get("display") == "none":
+            elif (event.name, event.attributes.get("display")) in _ODF_HIDING:
                 self._hidden.add(style)
             elif event.attributes.get("text-line-through-style", "none") != "none":
                 self.forms[style] = Struck
@@ -493,7 +509,7 @@ class _ODFStyles:
     def hide(self, event: XMLEvent) -> bool:
         given = event.attributes
         return (
-            (event.name in ("span", "p", "h") and given.get("style-name") in self._hidden)
+            (event.name in ("span", "p", "h", "table") and given.get("style-name") in self._hidden)
             or (event.name == "section" and given.get("display") == "none")
             or (event.name == "hidden-text" and given.get("is-hidden") == "true")
         )
@@ -605,7 +621,7 @@ def _slide_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: s
             page.paragraph.append("\n")
         elif event.name == "ph" and start and event.attributes.get("type") in ("title", "ctrTitle"):
             page.prefix = "# "
-        elif event.name == "chart" and start:
+        elif event.name == "chart" and start and "id" in event.attributes:  # otherwise, an animation of a chart
             page.add_chart(optional_events(archive, parts.get(event.attributes.get("id", ""), ("", ""))[1]))
         else:
             page.read_table(event)

@@ -283,12 +283,18 @@ def _repeated(attributes: bytes) -> int:
     return int(found[1]) if found else 1
 
 
-def format_number(text: str, form: str) -> str:
-    """Return a stored number as its number format shows it: with a percent sign or currency, or as a date."""
+def format_number(text: str, form: str, is_1904: bool = False) -> str:
+    """Return a stored number as its number format shows it: with a percent sign or currency, or as a date.
+
+    is_1904: the number of a date counts from 1904.
+    """
     try:
         number = float(text)
         if re.search("yy|mmm", form):
-            return (datetime(1899, 12, 30) + timedelta(days=number)).date().isoformat()
+            first = datetime(1904, 1, 1) if is_1904 else datetime(1899, 12, 30)
+            if "h" in form:
+                return _format_value(first + timedelta(seconds=round(86_400 * number)))
+            return (first + timedelta(days=number)).date().isoformat()
         return _with_unit(number, _unit(form))
     except (ValueError, OverflowError):
         return text
