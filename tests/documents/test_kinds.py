@@ -388,6 +388,9 @@ def test_chapters_of_fictionbook_are_read() -> None:
         "# Книга\n\n## Глава\n\n## 1\n\n10⁶ слов¹\n\n### s\n\n### b\n\nv\n\n| A | B |\n| --- | --- |\n\nnote"
     )
     assert read_here(b"a <FictionBook>", "a.md").text == "a <FictionBook>"
+    wide = "<tr><td colspan='2'>A</td><td>B</td></tr><tr><td>1</td><td>2</td><td>3</td></tr>"
+    made = f"<FictionBook><body><table>{wide}</table></body></FictionBook>"
+    assert read_here(made.encode(), "a.fb2").text == "| A |  | B |\n| --- | --- | --- |\n| 1 | 2 | 3 |"
     comments = b"<!-- -->" * 500  # an ambiguous pattern would need exponential time
     assert read_here(comments + book.partition("?>")[2].encode(), "a.xml").text == document.text
     assert read_here(comments + b"<x/>", "a.xml").kind == "XML"
@@ -509,6 +512,9 @@ def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
     lines = read_here(xlsx(rows + text, **{"xl/styles.xml": styles}), "a.xlsx").text.splitlines()[2:]
     shown = [each.strip("| ").split(" | ")[-1].strip("| ") for each in lines if "---" not in each]
     assert shown == ["0.07", "7%", "7%", "12.5 €", "-3 $", "-25:30:00", "7", "2023-03-15", "7 CHF", "word"]
+    many = "<styleSheet><cellXfs>" + "<xf numFmtId='9'/>" * 6_000 + "</cellXfs></styleSheet>"
+    percent = xlsx(row.format(1, 5_999, 0.07), **{"xl/styles.xml": many})
+    assert read_here(percent, "a.xlsx").text.splitlines()[2].endswith(" 7% |")
 
 
 @pytest.mark.parametrize(

@@ -304,3 +304,7 @@ def test_numbers_of_listnum_fields_are_read() -> None:
     numbering = definition(1, [("upperLetter", "%1/")], name) + definition(2, OUTLINE) + listed(2, 2)
     lines = word_lines(body, numbering)
     assert lines == ["1),a),b),2),1.,1.1.4.,A.,,A/,G/,H/", "1. a1.11.2"]
+    end = '<w:r><w:fldChar w:fldCharType="end"/></w:r>'
+    result = field("LISTNUM").replace(end, f"{end.replace('end', 'separate')}<w:r><w:t>1)</w:t></w:r>{end}")
+    hidden = field("LISTNUM").replace("<w:r>", "<w:r><w:rPr><w:vanish/></w:rPr>")
+    assert word_lines(f"<w:p>{result}</w:p><w:p>{hidden}<w:r><w:t>a</w:t></w:r></w:p>", numbering) == ["1)", "a"]

@@ -93,7 +93,7 @@ class Page:
                 self.end_paragraph()
                 if start:
                     self._start_cells(count_of(event, "number-columns-repeated"))
-                    self.spans.append(1)
+                    self.spans.append(count_of(event, "colspan"))
                 else:
                     self._start_cells(self.spans.pop() - 1)
             case "span":

@@ -49,7 +49,7 @@ _ODS_UNIT = re.compile(
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # repetitions of a cell
 _MAX_FORMAT = 255  # characters
-_MAX_STYLES = 5_000
+_MAX_STYLES = 100  # in a pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
@@ -194,7 +194,8 @@ class _Shown:
     def _xlsx_cells(self, part: str) -> Iterator[tuple[int, int, str, str]]:
         # Yields row, column, unit and text.
         types = rb"""t=["'](?:e|inlineStr%b)["']""" % (b"|s" if self._strings else b"")
-        styles = b"|".join(b"%d" % at for at, unit in enumerate(self._units[:_MAX_STYLES]) if unit)
+        numbers = [b"%d" % at for at, unit in enumerate(self._units) if unit]
+        styles = b"|".join(numbers) if len(numbers) <= _MAX_STYLES else b"[0-9]+"
         cell = re.compile(_CELL % (types + rb"""|s=["'](?:%b)["']""" % styles if styles else types))
         for attributes, value in _found(cell, self._archive, part):
             style, text = _STYLE.search(attributes), self._text(attributes, value)

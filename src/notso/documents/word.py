@@ -388,7 +388,8 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             in_instruction = start
         elif event.name in ("fldChar", "fldSimple") and start:
             instruction = event.attributes.get("instr", instruction)
-            if label := lists.field_label(instruction, list_id, (style.level or 0) if level is None else level):
+            label = lists.field_label(instruction, list_id, (style.level or 0) if level is None else level)
+            if label and not run.is_hidden and event.attributes.get("fldCharType") != "separate":  # its result follows
                 page.paragraph.append(label)
             instruction = ""
         elif event.name == "rt":  # stored before the base text
