@@ -78,6 +78,8 @@ def test_document_is_uploaded_parsed_searched_and_deleted(start: Callable[..., A
     shown = server.client.get(f"/documents/{found['id']}?page=2").text
     assert "second page of storks" in shown and "first page of herons" not in shown
     assert "second page" in server.client.get(f"/documents/{found['id']}?at=30").text
+    reread = server.client.get(f"/documents/{found['id']}?at=30&end=32&revision=old&page=1").text
+    assert "second page" not in reread, "the text to which a citation refers was replaced"
     hits = server.client.get("/documents?q=STORKS").text
     assert "second page of storks" in hits and "page 2" in hits
     nothing = server.client.get("/documents?q=walrus").text

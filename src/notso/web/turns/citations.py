@@ -116,4 +116,5 @@ def _format_location(each: Citation) -> str:
 
 def _document_url(each: Citation) -> str:
     place = f"at={each.start}&amp;end={each.end}&amp;revision={each.revision}"
+    place += f"&amp;page={each.page}" if each.page else ""
     return f"{base_path.get()}/documents/{each.document}?{place}#quoted"

@@ -145,16 +145,18 @@ async def show_document(
     revision: str = "",
 ) -> Response:
     """Show the text of page number `page`, or of the page that contains the character with index `at`."""
-    # The characters from `at` to `end` are highlighted if the document still has the given `revision`.
+    # The characters from `at` to `end` are highlighted if the document still has the given `revision`; otherwise, its
+    # text was read again, and the `page` of the citation is shown.
     document = await _find_document(page, document_id)
     text = await page.store.documents.text(page.owner, document.id)
     before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()
-    if at >= 0 and pages:
+    current = revision_of(text.text) if text is not None and revision else ""
+    if at >= 0 and pages and revision == current:
         number = page_at(pages, at)
     number = min(max(1, number), max(1, len(pages)))
     if text is not None:
         begin, last = text.pages[number - 1], text.pages[number] if number < len(pages) else len(text.text)
-        if begin <= at < min(end, last + MAX_QUOTE_CHARACTERS) and revision == revision_of(text.text):
+        if begin <= at < min(end, last + MAX_QUOTE_CHARACTERS) and revision == current != "":
             before, quoted = text.text[max(begin, at - MAX_PAGE_CHARACTERS // 2) : at].lstrip(), text.text[at:end]
             begin, last = end, max(end, last)
         shown = text.text[begin:last].rstrip() if quoted else text.text[begin:last].strip()
