@@ -153,7 +153,7 @@ class GrammarOutput(StructuredOutput):
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        return _narrow(self._matcher, logits, token, left)
+        return _mask_choices(logits, token, self._matcher.remaining_choices(token, left))
 
     def _least_tokens(self, most: int) -> int | None:
         if self._least is None:
@@ -202,8 +202,7 @@ def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
     return restricted
 
 
-def _narrow(matcher: Matcher, logits: Floats, token: int, left: int) -> Floats:
-    ids = matcher.remaining_choices(token, left)
+def _mask_choices(logits: Floats, token: int, ids: Sequence[int] | None) -> Floats:
     return _mask(logits, [token]) if ids is None else mask_except(logits, ids)
 
 
@@ -277,7 +276,8 @@ class StructuredCalls(StructuredOutput):
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        return super().narrow(logits, token, left) if self._call is None else _narrow(self._call, logits, token, left)
+        ids = self._call.remaining_choices(token, left) if self._call is not None else None
+        return _mask_choices(logits, token, ids)
 
     def _open_call(self) -> None:
         if self.call_tag is not None:
