@@ -310,7 +310,7 @@ PLANTS = {
         {
             f"{SOURCE}/web/api/chat_completions/fields.py": (
                 ("    store: Annotated", "    planted: bool | None = None\n"),
-                ('    "store": hint(', '    "planted": works("true: something is planted"),\n'),
+                ('    "include_reasoning": works(', '    "planted": works("true: something is planted"),\n'),
             )
         },
     ),
