@@ -67,7 +67,7 @@ from notso.web.chat.submit import resume_orphan
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import ChatMarkNotifier, PageLanguage, Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4_network, owner_of
+from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4_network, keys_sent, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, is_api
@@ -470,7 +470,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(_allowed_methods(request))
     services = chat_services(request)
     if is_api(request.scope):
-        sentence = words["error_key"] if problem.status == 401 else problem.sentence
+        sentence = _key_problem(request) if problem.status == 401 else problem.sentence
         response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it to the API's format
     elif problem.status == 401:
         response = await _require_sign_in(request)
@@ -542,7 +542,11 @@ async def _require_sign_in(request: Request) -> Response:
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("/login", 303)
-    return PlainTextResponse(words["error_key"] + "\n", 401)
+    return PlainTextResponse(_key_problem(request) + "\n", 401)
+
+
+def _key_problem(request: Request) -> str:
+    return words["login_wrong" if any(keys_sent(request)) else "error_key"]
 
 
 async def _handle_disconnect(request: Request, error: Exception) -> Response:

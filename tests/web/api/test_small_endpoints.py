@@ -151,6 +151,16 @@ def test_list_of_models_without_v1_requires_the_key(start: Start) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/chats/none/export/json"])
+def test_error_distinguishes_a_wrong_key_from_no_key(start: Start, path: str) -> None:
+    get = start(ScriptedEngine, api_key="a key of twenty letters").ready().client.get
+    for headers in ({}, {"authorization": "Bearer"}, {"authorization": "Basic YTpi"}):
+        assert "An API key is required." in get(path, headers=headers).text
+    for headers in ({"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+        refused = get(path, headers=headers)
+        assert refused.status_code == 401 and "Incorrect key." in refused.text
+
+
 def test_trailing_slash_is_redirected_with_relative_address(server: Any) -> None:
     """Behind a proxy that terminates TLS, an absolute address would have the scheme http."""
     answer = server.client.post("/v1/chat/completions/?a=b", json={"messages": HELLO})

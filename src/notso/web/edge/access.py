@@ -239,7 +239,7 @@ class KeyRing:
         """Return the request's caller, or None if access is denied."""
         if (internal_caller := request.scope.get(INTERNAL_CALLER)) is not None:
             return cast(Caller, internal_caller)
-        if keys := _keys_sent(request):
+        if keys := keys_sent(request):
             caller = await self.caller_for_key(keys[0])
             for key in keys[1:]:  # all keys of a request must belong to the same caller
                 if caller is None or await self.caller_for_key(key) != caller:
@@ -349,7 +349,7 @@ class AccessMark:
         ring: KeyRing = request.app.state.key_ring
         caller = await ring.caller(request)
         if caller is None:
-            if _keys_sent(request):
+            if keys_sent(request):
                 request.scope[WRONG_KEY] = True
             raise KeyRequiredError
         request.state.caller = caller
@@ -398,7 +398,7 @@ def include_marked(app: FastAPI, router: APIRouter) -> None:
 async def front_ends_only(request: Request) -> None:
     """Require the engine's key, which only front ends (servers that use this engine remotely) have."""
     ring: KeyRing = request.app.state.engine_ring
-    keys = _keys_sent(request)
+    keys = keys_sent(request)
     if not keys or not all(ring.is_server_key(key) for key in keys):
         request.scope[WRONG_KEY] = bool(keys)
         raise KeyRequiredError
@@ -418,7 +418,7 @@ def owner_of(request: Request) -> str:
     return caller_of(request).owner
 
 
-def _keys_sent(request: Request) -> list[str]:
+def keys_sent(request: Request) -> list[str]:
     # Every key is checked, so that no header can override another. Authorization schemes other than Bearer are ignored,
     # because proxies may forward the Basic credentials with which clients sign in to the proxy.
     keys = request.headers.getlist("x-api-key")
