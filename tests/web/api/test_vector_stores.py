@@ -166,6 +166,9 @@ def test_unreadable_file_fails_with_error(start: Start) -> None:
     assert raw.headers["x-notso-ignored"] == "metadata"
     raw = client.vector_stores.with_raw_response.create(chunking_strategy={"type": "auto"})
     assert "x-notso-ignored" not in raw.headers
+    unknown: Any = {"type": "auto", "zzz": 1}
+    raw = client.vector_stores.with_raw_response.create(chunking_strategy=unknown)
+    assert raw.headers["x-notso-ignored"] == "chunking_strategy.zzz"
     batch = client.files.create(file=("b.jsonl", b"{}"), purpose="batch").id
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.vector_stores.files.create(store.id, file_id=batch)

@@ -516,10 +516,10 @@ def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], 
             continue
         attribute, hint = hints[name]
         parsed = getattr(value, attribute)
-        if hint is None:
+        if hint is None or parsed in hint.done:
             for path, describes_caller in _hints(parsed, raw_value):
                 yield (name, *path), describes_caller
-        elif parsed not in hint.done:
+        else:
             yield (name,), hint.describes_caller
 
 
