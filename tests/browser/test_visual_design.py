@@ -9,6 +9,7 @@ import pytest
 from browser.conversation import ask, finished, last_answer, show_settings, until
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
+from scripted_engine import ScriptedEngine
 
 from notso.web.values.wording import words
 
@@ -82,6 +83,16 @@ def assert_fits(page: Page, width: int) -> None:
     assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 700
 
 
+BESIDE_SEND = """() => {
+    const send = document.getElementById("composer-action").getBoundingClientRect();
+    const others = [...document.querySelectorAll(".composer-row :is(label, a.icon, button.icon, .budget)")]
+        .map((each) => each.getBoundingClientRect()).filter(({ width }) => width > 1);
+    return [others.some(({ bottom }) => Math.abs(bottom - send.bottom) < 8),
+        others.some((box) => box.right > send.left && box.bottom > send.top)];
+}"""
+"""Whether a control is in the row of the Send button, and whether one overlaps it."""
+
+
 TOO_SMALL = """() => {
     const fields = "input, select, textarea";
     const targets = [...document.querySelectorAll(`a, button, summary.icon, .switch, ${fields}`)].filter((each) =>
@@ -109,6 +120,17 @@ def test_phone_layout_has_a_drawer_and_large_touch_targets(chat: Callable[..., P
     for address in ("", "models", "documents", "memory", "prompts", "archive", "search?q=me", "settings", "tools"):
         page.goto("/".join(page.url.split("/")[:3]) + "/" + address)
         assert page.evaluate(TOO_SMALL) == [], address
+
+
+def test_thinking_budget_wraps_before_the_send_button(
+    serve: Callable[..., Any], open_page: Callable[..., Page]
+) -> None:
+    page = open_page(serve(ScriptedEngine()).url, locale="de", has_touch=True, is_mobile=True)
+    for width in (320, 360, 390, 768):
+        page.set_viewport_size({"width": width, "height": 800})
+        for hears in (False, True):  # whether the dictation button is shown
+            page.evaluate("(hears) => document.documentElement.toggleAttribute('data-hears', hears)", hears)
+            assert page.evaluate(BESIDE_SEND) == [True, False], width
 
 
 def test_text_contrast_is_sufficient_in_both_themes(chat: Callable[..., Page]) -> None:
