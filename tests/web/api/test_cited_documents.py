@@ -279,7 +279,7 @@ def test_body_does_not_count_while_the_answer_is_generated(
         else:  # the body is still in memory
             assert budgets[-1].free < limits.MOST_BYTES
         assert engine.stats().running and not stop.is_set()
-        for each in server.shared.requests._open:
+        for each in tuple(server.shared.requests._open):
             server.on_loop(each.stop)
         thread.join(60)
 
@@ -318,7 +318,7 @@ def test_unusable_file_part_is_rejected(start: Start, part: dict[str, Any], said
 @pytest.mark.parametrize("strict", [False, True])
 def test_other_fields_of_a_file_part_are_named_as_ignored(start: Start, strict: bool) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=strict).ready()
-    file = {"filename": "a.txt", "file_data": base64.b64encode(b"wrens").decode(), "file_url": None}
+    file = {"filename": "a.txt", "file_data": base64.b64encode(b"wrens").decode(), "file_url": "", "yyy": None}
     cases: list[tuple[str, str, dict[str, Any], str]] = [
         ("/v1/responses", "input", {"type": "input_file", **file, "detail": "high"}, "detail"),
         ("/v1/chat/completions", "messages", {"type": "file", "file": {**file, "detail": "high"}}, "file"),

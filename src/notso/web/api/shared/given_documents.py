@@ -160,7 +160,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
         document = files[request_file.key]
         text = format_for_prompt(_shown_name(file, document), document.text)
         kind = "input_text" if part["type"] == "input_file" else "text"
-        for name in [name for name, value in file.items() if name in _INLINED_FIELDS or value is None]:
+        for name in [name for name, value in file.items() if name in _INLINED_FIELDS or value in (None, "")]:
             del file[name]
         if not part.get("file"):  # other fields are kept, so that they are named as ignored
             part.pop("file", None)
@@ -202,7 +202,7 @@ def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[
                     kind = part.get("type") if isinstance(part, dict) else None
                     file = part if kind == "input_file" else part.get("file") if kind == "file" else None
                     place = f"{name}.{at}.{inner}.{index}"
-                    if isinstance(file, dict) and isinstance(file.get("file_url"), str):
+                    if isinstance(file, dict) and isinstance(url := file.get("file_url"), str) and url:
                         param = f"{place}.file_url" if file is part else f"{place}.file.file_url"
                         raise unsupported_field(param, f"{param} is not supported: {_NO_URL}")
                     if isinstance(file, dict) and any(isinstance(file.get(each), str) for each in _FILE_FIELDS):
