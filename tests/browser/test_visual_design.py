@@ -133,6 +133,25 @@ def test_thinking_budget_wraps_before_the_send_button(
             assert page.evaluate(BESIDE_SEND) == [True, False], width
 
 
+def test_adjacent_links_do_not_cover_each_other_on_touch_screens(
+    serve: Callable[..., Any], open_page: Callable[..., Page]
+) -> None:
+    page = open_page(serve(ScriptedEngine()).url + "settings", has_touch=True, is_mobile=True)
+    hit = page.evaluate(
+        """() => {
+            const pages = "<p>A plugin<br><a href='/a'>One</a><br><a href='/b'>Two</a></p>";
+            document.querySelector(".page-column").insertAdjacentHTML("afterbegin", `<div class=plugin>${pages}</div>`);
+            return [...document.querySelectorAll(".plugin a")].map((link) => {
+                const range = document.createRange();
+                range.selectNodeContents(link);
+                const { x, bottom } = range.getBoundingClientRect();
+                return document.elementFromPoint(x + 2, bottom - 1).textContent;
+            });
+        }"""
+    )
+    assert hit == ["One", "Two"]
+
+
 def test_text_contrast_is_sufficient_in_both_themes(chat: Callable[..., Page]) -> None:
     page = chat(reduced_motion="reduce")
     page.locator("details.reasoning summary").click()
