@@ -12,6 +12,7 @@ import pytest
 import notso
 from notso.documents.values import UnreadableError, unreadable
 from notso.smollm3 import PARAMETERS, ContextLengthError, EngineError, Sentence
+from notso.web.chat.routes.transfer import ImportReport
 from notso.web.values import wording
 from notso.web.values.slash_commands import SHORTCUTS, SLASH_COMMANDS
 from notso.web.values.wording import (
@@ -77,6 +78,14 @@ def test_templates_write_commas_and_colons_of_the_language() -> None:
     spoken = language.set("fr")
     try:
         assert f"{words['models_now']}{words['colon']}" == "Modèle chargé\u00a0: "
+    finally:
+        language.reset(spoken)
+
+
+def test_lists_in_messages_have_commas_of_the_language() -> None:
+    spoken = language.set("zh-Hans")
+    try:
+        assert "图片 1，文件 2" in ImportReport([], [], [], 0, {"pictures": 1, "files": 2}).sentence
     finally:
         language.reset(spoken)
 

@@ -171,7 +171,7 @@ def _numeric(parameter: Parameter, page: OnPage) -> Callable[[str], float | int 
 def _one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
-            raise ValueError(words["refused_choice"].format(choices=", ".join(choices)))
+            raise ValueError(words["refused_choice"].format(choices=words["comma"].join(choices)))
         return text
 
     return read

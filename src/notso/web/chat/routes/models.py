@@ -68,7 +68,7 @@ async def switch_model(page: Page, fields: Fields) -> Response:
         # A slash command may name a model by an unambiguous part of its name.
         matches = inventory.search(name)
         if len(matches) > 1:
-            names = ", ".join(each.model.name for each in matches)
+            names = words["comma"].join(each.model.name for each in matches)
             raise Problem(400, words["error_models_fit"].format(names=names))
         chosen = matches[0] if matches else None
     if chosen is None or registry is None:

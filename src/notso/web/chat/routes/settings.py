@@ -220,7 +220,7 @@ async def _settings_of(page: PageRequest, chat: Chat | None, project: Library | 
 
 def _describe_changes(form: Mapping[str, str], chat: Chat | None) -> str:
     names = [name for name in form_values({}) if name in form]
-    changes = ", ".join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
+    changes = words["comma"].join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
 

@@ -160,7 +160,9 @@ class ImportReport:
             if count or name == "chats"
         ]
         omissions = [f"{words['left_out_' + name]} {number(count)}" for name, count in self.left_out.items()]
-        return " ".join(parts) + (" " + words["left_out"].format(what=", ".join(omissions)) if omissions else "")
+        return " ".join(parts) + (
+            " " + words["left_out"].format(what=words["comma"].join(omissions)) if omissions else ""
+        )
 
 
 async def _store(user: ChatUser, parsed: ParsedImport) -> ImportReport:
