@@ -24,6 +24,7 @@ import pytest
 from architecture.syntax import nodes
 
 import notso
+from notso.documents import tables
 
 _parser: Any = pkgutil.resolve_name("re._parser")
 

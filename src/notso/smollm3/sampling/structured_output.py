@@ -202,7 +202,7 @@ def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
     return restricted
 
 
-def _mask_choices(logits: Floats, token: int, ids: Sequence[int] | None) -> Floats:
+def _mask_choices(logits: Floats, token: int, ids: npt.NDArray[np.intp] | None) -> Floats:
     return _mask(logits, [token]) if ids is None else mask_except(logits, ids)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import TypedDict, TypeVar, Unpack
 
 from notso.web.edge.access import KEY_PREFIX, Caller
@@ -63,6 +63,7 @@ class IssuedKeys:
 
     def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self.valid_ids = store.valid_ids
         self._clock = clock
         self._cache: dict[bytes | str, tuple[Caller, float]] = {}
 
@@ -86,10 +87,6 @@ class IssuedKeys:
                 del self._cache[next(iter(self._cache))]
             self._cache[id_or_digest] = caller, self._clock()
         return caller
-
-    async def valid_ids(self, key_ids: Collection[str]) -> set[str]:
-        """Return the ids of the valid keys among these. Raises StorageError."""
-        return await self._store.valid_ids(key_ids)
 
 
 def _caller(key: ApiKey | None) -> Caller | None:
