@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RotatedFolder(pytest.Dir):
-    """A folder whose entries each worker collects from another starting point."""
+    """A folder whose entries each worker collects from a different starting point."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         entries = list(super().collect())
@@ -94,7 +94,7 @@ SYNTAX = ("growth", "house_rules", "rooms", "system_layer", "walls")
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run these files in one worker, so that modules are parsed once."""
+    """Run the files in SYNTAX in one worker, so that modules are parsed once."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

@@ -31,7 +31,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     venv = python.parent.parent
     command = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), "-o", f"{venv}/.dev", f"VENV={venv}"]
     given = [*command, "FILES=.", "JOBS=1", "AGAIN=1", *arguments]
-    few_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin"}  # others take a third
+    few_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin"}  # loading others is slow
     env = os.environ | few_plugins
     return subprocess.run(given, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 

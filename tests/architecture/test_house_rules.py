@@ -181,7 +181,7 @@ def test_dependencies_with_known_vulnerabilities_are_excluded() -> None:
 
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     lowest = dict(line.split(">=") for line in dependencies if ">=" in line)
-    # CVE-2025-62727 and CVE-2026-48710; events split at U+2028; CVE-2025-27516; CVE-2025-43859
+    # In this order: CVE-2025-62727 and CVE-2026-48710; events split at U+2028; CVE-2025-27516; CVE-2025-43859
     fixed = {"starlette": "1.0.1", "fastapi": "0.165", "jinja2": "3.1.6", "h11": "0.16"}
     numbers = {name: [int(part) for part in lowest.get(name, "0").split(".")] for name in fixed}
     assert not [name for name, version in fixed.items() if numbers[name] < [int(part) for part in version.split(".")]]

@@ -159,7 +159,7 @@ def test_reasoning_that_was_scrolled_stays_open(
             points = [] if down is None else [{"x": box["x"] + 40, "y": box["y"] + down}]
             finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     elif by == "keyboard":
-        for _ in range(100):  # a press may be without effect while the text grows
+        for _ in range(100):  # a press may have no effect while the text grows
             text.press("PageUp")
             if text.evaluate("text => text.scrollTop < 0"):
                 break

@@ -102,7 +102,7 @@ TOO_SMALL = """() => {
         .filter(([each, box, size]) => Math.min(box.width, box.height) < 44 || (each.matches(fields) && size < 16))
         .map(([each, { width, height }, size]) => [each.outerHTML.slice(0, 60), width, height, size]);
 }"""
-"""Targets smaller than 44 pixels, and fields with text of less than 16, which phones enlarge."""
+"""Targets smaller than 44 pixels, and fields with text smaller than 16 pixels, on which phones zoom in."""
 
 
 def test_phone_layout_has_a_drawer_and_large_touch_targets(chat: Callable[..., Page]) -> None:

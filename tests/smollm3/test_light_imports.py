@@ -31,7 +31,7 @@ def test_document_parsers_are_imported_only_by_the_child() -> None:
 
 
 def test_confined_children_import_no_event_loop_and_no_plugins() -> None:
-    """These belong to the server, and took three quarters of each child's startup time."""
+    """Only the server needs these. They would take three quarters of each child's startup time."""
     rendering = "notso.web.rendering.html_preview, notso.web.rendering.mathml"
     loaded = loaded_by(f"import notso.web.chat.files.import_process, {rendering}, notso.web.tools.page_text")
     assert not loaded & {"asyncio", "notso.plugins.process", "importlib.metadata"}

@@ -39,7 +39,7 @@ def test_memory_limits_of_this_machine_are_positive() -> None:
 def test_limits_name_the_resident_memory_of_this_process_if_it_was_subtracted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Swapped memory was not. The address space grows while a server starts, and must not be promised to a model."""
+    """Neither memory in swap nor address space counts: the latter grows while a server starts."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 40, 1 << 40))
     status = {"../proc/self/status": "RssAnon: 2048 kB\nVmSwap: 9000 kB\nVmRSS: 4096 kB\n"}
     group = {"a/memory.max": str(4 << 30), "a/memory.current": "0"}

@@ -1,4 +1,4 @@
-"""JSON of unknown origin, and values that programs write into their settings."""
+"""JSON from untrusted sources, and values in settings of other programs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 
 def is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    """Return whether a JSON value is in `allowed`; 1 is not true."""
+    """Return whether a JSON value is in `allowed`; 1 does not equal true."""
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 
 
 def json_or_none(text: str | bytes, *, is_strict: bool = False) -> Any:
-    """Return a JSON value, or None if invalid. is_strict: without NaN and Infinity."""
+    """Return a JSON value, or None if invalid. is_strict: refuse NaN and Infinity."""
     try:
         return json.loads(text, parse_constant=refuse_constant if is_strict else None)
     except (ValueError, RecursionError):

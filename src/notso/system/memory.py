@@ -66,7 +66,7 @@ class MemoryLimit:
 
     source: str
     available_bytes: int
-    own_bytes: int = 0  # resident memory of this process, if it was subtracted
+    own_bytes: int = 0  # resident memory of this process, if `available_bytes` excludes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> Memor
 
 
 def _own_bytes(proc: Path = Path("/proc")) -> int:
-    # Swapped memory is not subtracted from the available memory. The address space that a process uses is not memory
-    # that it holds, so limits of a process have no own bytes.
+    # Memory in swap does not reduce the available memory. The limits of a process are reduced by its address space,
+    # which need not be resident, so their `own_bytes` is 0.
     memory = process_memory(proc)
     return min(memory.held_bytes, memory.resident_bytes)
 

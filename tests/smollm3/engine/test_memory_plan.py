@@ -112,7 +112,7 @@ def test_64k_and_128k_contexts_of_the_3b_fit_into_4_gib() -> None:
 
 @pytest.mark.parametrize("own", [0, 50 * MIB, OWN_BYTES])
 def test_memory_that_the_process_holds_already_is_counted_once(own: int) -> None:
-    """The plan at the start of a server equals the plan when it loads the model, when it holds more memory."""
+    """A server holds more memory when it loads the model than when it starts, but both plans are equal."""
     total = int(2.6 * 1024 * MIB)
     plans = {
         plan_engine(SMOLLM3_3B, WEIGHTS, EngineConfig(), MemoryLimit("a limit", total - held, held))

@@ -175,7 +175,7 @@ def test_damaged_ledger_is_treated_as_empty(own_home: Path, ledger: str) -> None
 
 
 def test_hashes_can_be_read_by_other_users(own_home: Path) -> None:
-    """If root writes the file with the home of another user, that user must be able to read it."""
+    """If root writes the file in the home folder of another user, that user must be able to read it."""
     path = own_home / "model.gguf"
     path.write_bytes(b"one")
     registry.store_hash(path, "d" * 64)

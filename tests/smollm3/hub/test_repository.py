@@ -185,7 +185,7 @@ def test_latest_download_of_a_repository_is_selected(own_home: Path) -> None:
 
 
 def test_library_sends_no_telemetry_when_a_repository_is_listed_first() -> None:
-    """The library reads this setting when it is imported, which the first request to the Hub does."""
+    """The library reads this setting when it is imported, that is, at the first request to the Hub."""
     code = (
         "from notso.smollm3.errors import DownloadError\n"
         "from notso.smollm3.hub.repository import find_hub_file\n"

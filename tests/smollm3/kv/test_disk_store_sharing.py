@@ -87,7 +87,7 @@ def test_second_store_writes_after_the_first_is_closed(
 
 
 def test_second_attempt_to_lock_keeps_the_lock(tmp_path: Path) -> None:
-    """A descriptor that is forgotten would keep the folder locked until the process ends."""
+    """A leaked descriptor would keep the folder locked until the process ends."""
     held, other = (block_folder.FolderLock(tmp_path / "lock") for _ in range(2))
     assert held.acquire() and not held.acquire() and held.is_held
     assert not other.acquire()

@@ -132,7 +132,7 @@ _REPLACED = ("general.file_type", "general.quantization_version", "quantize.imat
 
 
 def copy_metadata(file: GGUFFile, writer: GGUFWriter, mix: str) -> None:
-    """Copy metadata to a file of type `mix`."""
+    """Copy metadata, but replace the entries that describe the quantization."""
     for key, value in file.metadata.items():
         if not key.startswith(_REPLACED):
             writer.add(key, value, file.metadata_types[key])

@@ -195,7 +195,7 @@ def _mask(logits: Floats, ids: Sequence[int]) -> Floats:
 
 
 def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
-    # Most of a JSON string's states allow almost all tokens, so masking the few others is faster than copying.
+    # Within a JSON string, almost all tokens are usually allowed, so masking the others is faster than copying these.
     restricted = logits.copy()
     np.copyto(restricted[: len(allowed)], -np.inf, where=~allowed)
     restricted[len(allowed) :] = -np.inf

@@ -197,7 +197,7 @@ class Tokenizer:
 
     @cached_property
     def all_bytes(self) -> list[bytes]:
-        # Shared by all users, because the list of the 3B model takes ten megabytes.
+        # Cached for all callers, because the list of the 3B model takes 10 MB.
         return list(map(self.token_bytes, range(self.vocab_size)))
 
     def token_text(self, token: int) -> str:

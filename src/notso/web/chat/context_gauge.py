@@ -62,7 +62,7 @@ class ContextGauge:
 
 @dataclass(frozen=True, slots=True)
 class DraftPrompt:
-    """The prompt of a branch followed by a draft. Methods block."""
+    """The prompt of a branch followed by a draft. Its methods block."""
 
     line: Sequence[StoredMessage]
     draft: StoredMessage

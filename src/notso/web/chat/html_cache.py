@@ -25,7 +25,7 @@ PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered within this time are shown as plain text for now."""
-MATHML_BYTES = 4 * PAGE_BYTES  # maximum memory of the MathML that is kept, with its formulas
+MATHML_BYTES = 4 * PAGE_BYTES  # maximum memory of cached MathML and its formulas
 FAILED_SECONDS = 600.0
 
 
@@ -58,11 +58,11 @@ class HtmlCache:
         return [self._with_partial_html(rendered.get(each.id, each)) for each in messages]
 
     async def mathml(self, formulas: tuple[Formula, ...]) -> list[str | None]:
-        """Convert the formulas of a shared page, or return them from memory. Failures expire after FAILED_SECONDS."""
+        """Convert the formulas of a shared page, unless cached. Failures are cached for FAILED_SECONDS."""
         kept = self._mathml.get(formulas)
         if kept is None or kept.expires <= time.monotonic():
             converted = await convert_all(formulas)
-            # A short string takes many times its length, and up to four bytes per character.
+            # Lengths would be too small: strings have overhead, and take up to four bytes per character.
             size = sum(map(sys.getsizeof, (formulas, converted, *formulas, *chain(*formulas), *converted)))
             kept = _Converted(converted, size, time.monotonic() + (FAILED_SECONDS if None in converted else math.inf))
         if (earlier := self._mathml.pop(formulas, None)) is not None:

@@ -66,7 +66,7 @@ class ChatServices:
 
 @dataclass(frozen=True, slots=True)
 class ChatUser:
-    """The chats of one user. `owner`: id of the user in the store."""
+    """A user. `owner`: id of the user in the store."""
 
     services: ChatServices
     owner: str

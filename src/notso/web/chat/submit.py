@@ -583,8 +583,8 @@ async def summary_request(
 async def _prepare_if_possible(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> PreparedRequest | None:
-    # As `_prepare`, but returns None for other errors of the engine, which reports them later. Raises Problem if the
-    # prompt does not fit in the context.
+    # Like `_prepare`, but raises Problem if the prompt does not fit in the context, and returns None for other errors
+    # of the engine, which reports them later.
     try:
         return await _prepare(services, running, request, view)
     except ContextLengthError as error:
