@@ -47,8 +47,8 @@ def test_limits_name_the_resident_memory_of_this_process_if_it_was_subtracted(
     limits = machine(tmp_path, "0::/a\n", {**status, **group, **sizes})
     own = [(limit.source.partition(" (")[0], limit.own_bytes) for limit in limits]
     process = [("the address space limit", 0), ("the data limit", 0)]
-    assert own == [("the system", 4 * MIB), ("the control group", 4 * MIB), *process]
-    assert available_memory(0, tmp_path / "proc").own_bytes == 4 * MIB
+    assert own == [("the system", 2 * MIB), ("the control group", 2 * MIB), *process]
+    assert available_memory(0, tmp_path / "proc").own_bytes == 2 * MIB
 
 
 def test_system_memory_is_the_limit_without_control_groups(tmp_path: Path) -> None:

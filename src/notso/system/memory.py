@@ -75,6 +75,7 @@ class ProcessMemory:
 
     resident_bytes: int
     held_bytes: int
+    swapped_bytes: int = 0
 
 
 def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
@@ -83,8 +84,9 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
         usage = libsystem.resource_usage()
         return ProcessMemory(usage.resident_size, usage.phys_footprint)
     fields = _number_lines(proc / "self" / "status")
-    held_kib = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + fields.get("VmSwap:", 0)
-    return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held_kib * 1024)
+    swapped_kib = fields.get("VmSwap:", 0)
+    held_kib = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + swapped_kib
+    return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held_kib * 1024, swapped_kib * 1024)
 
 
 def memory_limits(
@@ -109,7 +111,7 @@ def _own_bytes(proc: Path = Path("/proc")) -> int:
     # Memory in swap does not reduce the available memory. The limits of a process are reduced by its address space,
     # which need not be resident, so their `own_bytes` is 0.
     memory = process_memory(proc)
-    return min(memory.held_bytes, memory.resident_bytes)
+    return min(memory.held_bytes - memory.swapped_bytes, memory.resident_bytes)
 
 
 def physical_memory() -> int:
