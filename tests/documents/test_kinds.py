@@ -165,7 +165,7 @@ def test_files_inserted_in_docx_are_read_in_their_place() -> None:
     chunks = "".join(f"<w:altChunk xmlns:r='{RELATIONSHIPS}' r:id='{each}'/>" for each in (*files, "r7"))
     document = read_here(docx(paragraph("a") + chunks + paragraph("b"), **members), "a.docx")
     assert document.text == "a\n\nüber\n\nüber\n\nplain\n\nword\n\nü\n\nb"
-    assert document.warnings == ("files inserted in it that cannot be read were left out",)
+    assert document.warnings == ("inserted files that cannot be read were left out",)
 
 
 def test_titles_and_values_of_charts_are_read() -> None:
@@ -423,7 +423,7 @@ def test_mailboxes_are_read_without_damaged_messages(monkeypatch: pytest.MonkeyP
     assert document.warnings == ("1 of 3 messages cannot be read and were left out",)
     with pytest.raises(UnreadableError, match="parts"):
         read_here(message.format(parts).encode(), "a.mbox")
-    monkeypatch.setattr(plain, "MAX_PAGES", 2)  # otherwise, a mailbox with more messages would have too many pages
+    monkeypatch.setattr(plain, "MAX_PAGES", 2)  # with more messages, a page has several
     document = read_here("".join(message.format("A: b\n\n" + each) for each in "012").encode(), "a.mbox")
     assert (document.text.split(), len(document.pages)) == (["0", "1", "2"], 2)
 

@@ -122,7 +122,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
 
 
 def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) -> Iterator[XMLEvent]:
-    """Yield the events outside of the elements for whose start tag `is_omitted` returns True."""
+    """Yield the events, without the elements whose start tags satisfy `is_omitted`."""
     depth = 0
     for event in events:
         step = {"start": 1, "text": 0, "end": -1}[event.kind]

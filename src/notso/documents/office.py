@@ -1,4 +1,4 @@
-"""Streaming readers of PPTX, ODT and EPUB, and parts of the reader of DOCX. These files are archives of XML."""
+"""Streaming readers of PPTX, OpenDocument, EPUB and FB2, and parts of the reader of DOCX."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Page:
         return reading and f"({reading})"
 
     def read_table(self, event: XMLEvent) -> bool:
-        """Follow a tag of a table, row or cell; return False for other tags."""
+        """Handle a tag of a table, row or cell; return False for other tags."""
         start = event.kind == "start"
         match _TABLE_PARTS.get(event.name):
             case "table":
@@ -220,7 +220,7 @@ def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
 
 def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the pages of an OpenDocument file: the pages of a text, split as in `read_docx`, or the slides."""
+    """Yield the pages of an OpenDocument text, split as in `read_docx`, or the slides or sheets of another file."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     styles = _ODFStyles()
@@ -258,7 +258,7 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
             text = re.sub(r"\s+", " ", event.name)
             page.paragraph.append(next((each for each in forms if each is not str), str)(text))
         elif event.name == "frame":
-            in_frame = "title" if start else ""  # in a frame, alternative text; elsewhere, a field of a text
+            in_frame = "title" if start else ""  # in a frame, a title is alternative text; elsewhere, a field
             is_slide_title = event.attributes.get("class") == "title"
         elif event.name in ("span", "note-citation"):
             if start:
@@ -343,7 +343,7 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
 
 
 def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
-    # Returns the text of an embedded object: in one line if it is a formula, or in paragraphs if it is a chart.
+    # Returns the text of an embedded formula, in one line, or else the text of an embedded chart, in paragraphs.
     formula, is_formula = Formula(), True
     for event in events:
         if event.kind == "start" and event.name == "chart":

@@ -245,7 +245,7 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
 
 
 def mailbox_texts(data: bytes, warnings: list[str]) -> Iterator[str]:
-    """Yield the text of each message of an mbox file. Raises UnreadableError if none can be read."""
+    """Yield the messages of an mbox file, in at most MAX_PAGES pages. Raises UnreadableError if none can be read."""
     messages = re.split(rb"(?:\A\s*|\n\r?\n)From (?=[^\r\n]*[0-9]:[0-9])[^\r\n]*+\r?\n", data)[1:]
     if not messages:
         raise UnreadableError("is damaged: it has no messages", "document_damaged")
@@ -285,7 +285,7 @@ def chunk_text(data: bytes) -> str:
 
 @contextmanager
 def _parsed_message(data: bytes) -> Iterator[EmailMessage]:
-    # The standard library may raise any of these exceptions for malformed headers, some only when they are read.
+    # The standard library may raise the exceptions below for malformed headers, some only when a header is read.
     try:
         message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(
             data.removeprefix(codecs.BOM_UTF8).lstrip()  # otherwise, the headers would be parsed as text

@@ -31,8 +31,8 @@ _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which ma
 _DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")  # one column, below its name
 _SAMPLE = 1 << 16
 
-# Cells in the XML of a sheet (attributes, and the stored value or text): those with a formula, and those with an
-# attribute to be inserted.
+# Cells in the XML of a sheet, with groups for the attributes and for the stored value or text: those with a formula,
+# and those with an attribute that `%` inserts.
 _FORMULA = rb"<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*"
 _VALUE = rb"(<(?:\w+:)?v\b[^<>]*>[^<]+|<(?:\w+:)?is>(?:[^<]|<(?!/?(?:\w+:)?(?:is|c)\b))*)?"
 _FORMULA_CELL = re.compile(rb"<(?:\w+:)?c\b([^<>]*)>\s*%b%b" % (_FORMULA, _VALUE))
@@ -207,7 +207,7 @@ class _Shown:
                 yield int(place[2]) - 1, column - 1, unit, text
 
     def _text(self, attributes: bytes, value: bytes) -> str:
-        # Returns an error or a text with superscripts. Of other cells, the library reads the text.
+        # Returns an error or a text with superscripts. The library reads the texts of other cells.
         kind = _TYPE.search(attributes)
         if kind is None or not value:
             return ""
@@ -220,7 +220,7 @@ class _Shown:
         return content.decode("utf-8", "replace") if kind[1] == b"e" else ""
 
     def _ods_cells(self) -> Iterator[tuple[int, int, int, str, str]]:
-        # Yields sheet, row, column, unit, and no text.
+        # Yields sheet, row, column, unit, and an empty text.
         sheet, row, column, times, units, left = -1, 0, 0, 1, list[tuple[int, str]](), MAX_CELLS
         for end, name, attributes in _found(_ODS_PLACE, self._archive, "content.xml", (b"<",)):
             if name == b"table":
@@ -261,7 +261,7 @@ def _rich_texts(data: bytes) -> Iterator[str]:
     # Yields each text of spreadsheet XML with its superscripts; empty: the text has none.
     pieces, in_text = list[str](), False
     form: type[str] = str
-    for event in outside(xml_events(iter((data,))), lambda each: each.name == "rPh"):  # readings
+    for event in outside(xml_events(iter((data,))), lambda each: each.name == "rPh"):  # phonetic text
         start = event.kind == "start"
         if event.kind == "text":
             if in_text:
@@ -287,7 +287,7 @@ def _repeated(attributes: bytes) -> int:
 def format_number(text: str, form: str, is_1904: bool = False) -> str:
     """Return a stored number as its number format shows it: with a percent sign or currency, or as a date.
 
-    is_1904: the number of a date counts from 1904.
+    is_1904: dates are counted from 1904.
     """
     try:
         number = float(text)
@@ -340,7 +340,7 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
 def _found(
     pattern: re.Pattern[bytes], archive: Archive, part: str, starts: Sequence[bytes] = (b"<c ", b":c ")
 ) -> Iterator[tuple[bytes, ...]]:
-    # Yields the matches of a pattern in a part, if it exists. starts: with what a match may start.
+    # Yields the matches of a pattern in a part, if it exists. The first tag of a match contains one of `starts`.
     rest = b""
     for piece in archive.pieces(part) if part in archive.names else ():
         text = rest + piece

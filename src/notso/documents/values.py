@@ -55,7 +55,7 @@ class UnreadableError(Exception):
 
 
 def check_pages(count: int, what: str = "pages") -> None:
-    """Raises UnreadableError if a document has more than MAX_PAGES pages."""
+    """Raise UnreadableError if a document has more than MAX_PAGES pages."""
     if count > MAX_PAGES:
         raise UnreadableError(f"has more than {MAX_PAGES:,} {what}", "document_pages", limit=MAX_PAGES)
 

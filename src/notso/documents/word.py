@@ -37,7 +37,7 @@ from notso.documents.values import UnreadableError
 
 _LIST_FIELD = re.compile(r'\s*LISTNUM\s*(?:"([^"]*)"|([^"\s\\]*))', re.IGNORECASE)
 _FIELD_SWITCH = re.compile(r"\\([ls])\s*([0-9]{1,9})")
-# Lists of LISTNUM fields: the labels of the first items of each level.
+# Lists of LISTNUM fields: the label of the first item of each level.
 _FIELD_LISTS = {
     "numberdefault": ("1)", "a)", "i)", "(1)", "(a)", "(i)", "1.", "a.", "i."),
     "outlinedefault": ("I.", "A.", "1.", "a)", "(1)", "(a)", "(i)", "(a)", "(i)"),
@@ -222,7 +222,7 @@ class _Notes:
         self._settings = settings
         self._sections = sections
         self._section = next(sections, {})
-        self._counts = {"f": 0, "e": 0}  # notes since the numbers began
+        self._counts = {"f": 0, "e": 0}  # notes since the numbering last started
         self._marks: dict[tuple[str, str], str] = {}
 
     def mark(self, kind: str, note: str) -> str:
@@ -236,7 +236,7 @@ class _Notes:
         return self._marks[kind, note]
 
     def own_mark(self, kind: str, note: str) -> str:
-        # Returns the mark of a note that was referred to.
+        # Returns the mark that is shown in the note itself.
         return self._marks.get((kind, note), "*")
 
     def end_page(self) -> None:
@@ -274,7 +274,7 @@ def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
 
 @dataclass(slots=True)
 class _Run:
-    # A piece of text with its properties.
+    # The properties of a piece of text.
     form: type[str] = str
     is_struck: bool = False
     is_hidden: bool = False
@@ -338,7 +338,7 @@ class _WordDocument:
                 return chunk_text(data)
             if not self.is_chunk:
                 return "\n\n".join(read_docx(io.BytesIO(data), self.warnings, is_chunk=True))
-        warning = "files inserted in it that cannot be read were left out"
+        warning = "inserted files that cannot be read were left out"
         if warning not in self.warnings:
             self.warnings.append(warning)
         return ""
@@ -369,7 +369,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
     note = ""
     events = outside(
         xml_events(document.archive.pieces(part)),
-        # In the properties of a paragraph, a deletion is only that of its end.
+        # In the properties of a paragraph, these elements mean that only its end was deleted or moved.
         lambda each: _has_replaced_content(each) or (each.name in ("del", "moveFrom") and not is_in_properties),
     )
     for event in formulas_as_text(events):

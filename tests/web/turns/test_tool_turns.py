@@ -224,7 +224,7 @@ def test_version_with_its_own_settings_keeps_no_withdrawn_permission(using: Call
 def test_permissions_granted_during_other_changes_are_kept(
     using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The permission is stored after the tools or settings to change were read."""
+    """The permission is stored after another request has read the settings, and before it stores them."""
     server = using()
     turn = server.ask("6 * 7", thinking=False)
     permit(server, turn, "deny")

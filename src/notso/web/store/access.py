@@ -93,7 +93,7 @@ class AccessStore(Protocol):
         """Return the key with this id or SHA-256, even if revoked."""
 
     async def valid_ids(self, key_ids: Collection[str]) -> set[str]:
-        """Return those of the ids whose keys are not revoked."""
+        """Return the ids that belong to valid keys."""
 
     async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
         """Revoke the valid key with this name and return it, or None. `by`: see `add_key`."""

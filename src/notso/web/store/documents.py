@@ -155,7 +155,7 @@ class DocumentStore(Protocol):
         """Add or change a member. Also return False if `member` is the owner or MAX_MEMBERS is reached."""
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool:
-        """Remove a member of one of the owner's libraries, or the caller from another owner's library."""
+        """Remove a member from a library of `owner`, or `owner` from another user's library."""
 
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
         """Move a chat to a project, or out of its project ('')."""
@@ -207,7 +207,7 @@ class DocumentStore(Protocol):
         """Requeue documents whose parsing was interrupted by a restart. Not for shared stores."""
 
     async def reread(self, document_ids: Sequence[str]) -> None:
-        """Let `claim` return these documents if their texts are from older readers. Until then, the texts are kept."""
+        """Let `claim` return those with texts from older readers. These texts are kept until `finish` replaces them."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
         """Store the parsed document; return False if it was deleted in the meantime."""

@@ -529,7 +529,7 @@ class ChatStore(Protocol):
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
     async def change_settings(self, owner: str, chat_id: str, change: SettingsChange) -> bool:
-        """Replace a chat's settings by what `change` returns for them, in one transaction."""
+        """Replace a chat's settings with what `change` returns for them, in one transaction."""
 
     async def expired_temporary_chats(self, before_ms: int) -> list[tuple[str, str]]:
         """Return (owner, id) of the temporary chats that were last used before this time."""

@@ -38,7 +38,7 @@ decimals and dates such as 2024-05-12 are not counts."""
 
 
 Arrival: TypeAlias = tuple[int, list[Event] | None]
-"""New events of a part, which is given by its index; None: its request has ended."""
+"""Index of a part, and its new events; None: its request has ended."""
 
 
 @dataclass(frozen=True, slots=True)

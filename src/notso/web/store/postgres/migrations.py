@@ -406,7 +406,7 @@ MIGRATIONS: tuple[str, ...] = (
         FROM forgotten ORDER BY number;
     DROP TABLE forgotten;
     """,
-    # 18: the version of the reader of each text, so that texts of older readers can be read again.
+    # 18: the version of the reader that produced each text, so that outdated texts can be replaced.
     """
     ALTER TABLE documents ADD COLUMN reader BIGINT NOT NULL DEFAULT 0;
     CREATE INDEX outdated_documents ON documents (created_ms) WHERE held_until_ms < 0;

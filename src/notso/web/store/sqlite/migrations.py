@@ -354,7 +354,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (response_id, first)
     ) STRICT, WITHOUT ROWID;
     """,
-    # 19: the version of the reader of each text, so that texts of older readers can be read again.
+    # 19: the version of the reader that produced each text, so that outdated texts can be replaced.
     """
     ALTER TABLE documents ADD COLUMN reader INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX outdated_documents ON documents (created_ms) WHERE held_until_ms < 0;
