@@ -337,7 +337,7 @@ def test_batch_retries_requests_when_queue_is_full(start: Start, monkeypatch: py
     assert batch.request_counts.to_dict() == {"total": 30, "completed": 30, "failed": 0}
 
 
-def test_batch_repeats_a_request_without_engine_only_some_times(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_stops_repeating_a_request_that_loses_the_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notso.web.api.shared.background.LONGEST_PAUSE_SECONDS", 0)
     monkeypatch.setattr("notso.web.api.shared.background.LONGEST_RETRY_SECONDS", 0)
     asked = list[str]()
@@ -366,14 +366,15 @@ def test_pauses_before_repetitions_grow(monkeypatch: pytest.MonkeyPatch) -> None
     async def note(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def repeat(status: int, times: int) -> list[bool]:
+    async def repeat(*statuses: int) -> list[bool]:
         repetition = Repetition()
-        return [await repetition.wait(status, {"retry-after": "20"}) for _ in range(times)]
+        return [await repetition.wait(status, {"retry-after": "20"}) for status in statuses]
 
     monkeypatch.setattr(asyncio, "sleep", note)
-    assert asyncio.run(repeat(503, MAX_FAILURES)) == [True] * (MAX_FAILURES - 1) + [False]
+    assert asyncio.run(repeat(*[503] * MAX_FAILURES)) == [True] * (MAX_FAILURES - 1) + [False]
     assert pauses == [20, 20, 20, 40, 80, 160, 300]
-    assert asyncio.run(repeat(429, 50)) == [True] * 50, "limits and quotas are waited for"
+    assert asyncio.run(repeat(*[429] * 50)) == [True] * 50, "repeated until a limit or quota is reset"
+    assert asyncio.run(repeat(*[503] * MAX_FAILURES, 429, 503))[-3:] == [False, True, False]
 
 
 def test_batch_begun_while_the_model_is_loading_uses_all_slots(start: Start) -> None:

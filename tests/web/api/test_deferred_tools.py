@@ -70,4 +70,4 @@ def test_deferred_tools_do_not_count_toward_the_limit_of_tools() -> None:
         with pytest.raises(ApiError) as refused:
             asked(tools=tools)
         assert refused.value.param == "tools"
-        assert "validation" not in refused.value.body["error"]["message"], "pydantic's steps concern no client"
+        assert "validation" not in refused.value.body["error"]["message"], "pydantic's `after validation` is removed"

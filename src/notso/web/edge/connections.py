@@ -1,5 +1,5 @@
 """Limits and timeouts of connections. At a limit, idle connections are evicted to make room for new ones.
-Connections of running requests are closed when the key of the request is revoked."""
+The connection of a running request is closed when the request's key is revoked."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ class ClientConnection(H11Protocol):
         return self.transport.is_closing()
 
     def is_answering(self, cycle: object) -> bool:
-        # uvicorn creates a `cycle` object for each request and its response.
+        # A later request on the same connection has another `cycle`.
         return not self.gone and self.cycle is cycle and not self.cycle.response_complete
 
     @property
@@ -385,10 +385,8 @@ class ClientConnection(H11Protocol):
 
 
 class KeyWatch:
-    """Use on the event loop. `valid_ids` returns the ids of the valid keys, and may raise StorageError."""
+    """Closes the connections of requests whose keys are revoked. Use on the event loop."""
 
-    # All keys are looked up with one query: many keys cost little, and a database that does not respond is waited for
-    # once per check.
     def __init__(self, valid_ids: Callable[[Collection[str]], Awaitable[set[str]]]) -> None:
         self._valid_ids = valid_ids
         self._running: dict[object, tuple[ClientConnection, str]] = {}  # by uvicorn's object for the response
@@ -415,9 +413,10 @@ class KeyWatch:
             self._task = None  # the next request starts it again, even after an unexpected error
 
     async def _close_revoked(self, key_ids: set[str]) -> None:
+        # All keys are looked up with one query, so that an unresponsive database delays each check only once.
         try:
             revoked = key_ids - await self._valid_ids(key_ids)
-        except (StorageError, RuntimeError):  # RuntimeError: no thread could be started. The next check finds out.
+        except (StorageError, RuntimeError):  # RuntimeError: no thread could be started. The next check tries again.
             return
         for cycle, (connection, key_id) in self._running.items():
             if key_id in revoked and connection.is_answering(cycle):

@@ -61,7 +61,7 @@ class ServedModel:
 
     @property
     def retry_seconds(self) -> int:
-        # After a failed load. Only an operator can help, unless the host tries again by itself.
+        # The Retry-After header after a failed load. Unless the host retries the load, an operator must act first.
         return 5 if isinstance(self.load, ReturningSource) else 60
 
     def mark_loaded(self, engine: ChatEngine) -> None:

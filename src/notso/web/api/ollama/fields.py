@@ -79,7 +79,6 @@ class OptionFields(Fields):
     penalize_newline: Annotated[
         Literal[True] | None, inert("true: a newline is penalized like any other token", "remove this field")
     ] = None
-    # These fields are ignored, like those that are added above: the server manages the machine's resources itself.
     num_ctx: Annotated[Ignored, hint("the server sets the context length (`--context`)")] = None
     num_keep: Annotated[Ignored, hint("prompts are never truncated")] = None
     mirostat_tau: Annotated[Ignored, _NO_MIROSTAT] = None

@@ -482,7 +482,7 @@ def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[RequestHint,
 
 
 def hints_of_types(items: Iterable[tuple[str, str]]) -> Iterable[RequestHint]:
-    """List the types of items that are left out of the prompt, given by path and type."""
+    """List the types of items that are left out of the prompt. `items`: their paths and types."""
     first: dict[str, RequestHint] = {}
     for path, kind in items:
         first.setdefault(kind, RequestHint(kind, path, False))
@@ -581,7 +581,7 @@ def check_functions(functions: Iterable[tuple[str, str, Mapping[str, Any]]]) -> 
 def tool_options(
     offered: Iterable[tuple[Tool, bool | None]], choice: str | ToolName | None, allowed: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return the `RequestOptions` of tools. Raises ApiError (400) if a tool is required that is not offered.
+    """Return the fields of `RequestOptions` for tools. Raises ApiError (400) if a required tool is not offered.
 
     `offered` contains each tool with its `strict`. `allowed`: names of the tools that may be called; None: all.
     """

@@ -440,7 +440,7 @@ WITHIN_RESPONSE: Notes = {
     "input_file": works(
         "a PDF, office document, table, e-mail or text, given as `file_id`, or as `file_data` (base64 or a data URL) "
         "with `filename`; replaced by the text of the file",
-        "send file_data with a filename, or file_id: URLs are not fetched",
+        "send file_data with a filename, or file_id; URLs are not fetched",
     ),
     "custom_tool_call": works("in `input`: a past call; the prompt shows its text as the argument `input`"),
     "mcp_call": works(

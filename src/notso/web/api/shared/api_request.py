@@ -101,7 +101,7 @@ def _check_ids(name: str, ids: list[object]) -> None:
         raise invalid_field(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
+            raise invalid_field(f"{name}.{index}", f"{name}.{index} must be a token id, as part of a list of token ids")
 
 
 def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:

@@ -35,7 +35,7 @@ from notso.web.values.durations import current_ms
 
 LONGEST_RETRY_SECONDS = 30
 MAX_FAILURES = 8
-"""Responses with status 503 after which an internal request is not repeated again: after about ten minutes."""
+"""Maximum responses with status 503 to an internal request. The pauses between them add up to about ten minutes."""
 LONGEST_PAUSE_SECONDS = 300
 
 
@@ -61,7 +61,7 @@ def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
 
 
 class Repetition:
-    """Decides whether an internal request is repeated. Limits and quotas (429) end, but a failure (503) may last."""
+    """Repeats an internal request after status 429 until a limit or quota is reset, but after 503 only a few times."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -69,7 +69,7 @@ class Repetition:
     async def wait(self, status: int, headers: Mapping[str, str]) -> bool:
         """Wait before a repetition. Return False if the response is final."""
         self._failures += status == 503
-        if status not in (429, 503) or self._failures >= MAX_FAILURES:
+        if status != 429 and (status != 503 or self._failures >= MAX_FAILURES):
             return False
         wait_s = headers.get("retry-after", "")
         seconds = min(LONGEST_RETRY_SECONDS, max(1, int(wait_s) if wait_s.isdecimal() else 1))
@@ -314,7 +314,7 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 
 
 def response_identity(request: Request, prefix: str) -> tuple[str, int]:
-    """Return the response's id and creation time in seconds: the same after a restart."""
+    """Return the response's id and creation time in seconds, which a restart keeps."""
     unfinished = resumed_response(request)
     return new_id(prefix) if unfinished is None else unfinished.id, created_ms(request) // 1000
 

@@ -37,7 +37,7 @@ MAX_NAME_CHARACTERS = 200
 
 _FILE_FIELDS = ("file_data", "file_id")
 _INLINED_FIELDS = (*_FILE_FIELDS, "filename")
-_NO_URL = "send file_data with a filename, or file_id: URLs are not fetched"
+_NO_URL = "send file_data with a filename, or file_id; URLs are not fetched"
 _DATA_URL = re.compile(r"data:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
