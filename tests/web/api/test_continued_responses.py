@@ -238,7 +238,8 @@ def test_response_is_left_to_the_next_process_if_the_server_stops(monkeypatch: p
     store = SimpleNamespace(records=records, save_response=save_response)
     shared: Any = SimpleNamespace(stopping=False, engine=SimpleNamespace(wait_for_first_load=pass_at_once), store=store)
     ring: Any = SimpleNamespace(with_current_key=with_current_key)
-    monkeypatch.setattr(asyncio, "sleep", pass_at_once)
+    monkeypatch.setattr(background, "LONGEST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(background, "LONGEST_RETRY_SECONDS", 0)
     responses = background.BackgroundResponses(shared, ring)
     left = UnfinishedResponse("resp_1", "local", "{}", '["local", ""]', 3, 1000)
     with pytest.raises(asyncio.CancelledError):
