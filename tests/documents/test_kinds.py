@@ -28,7 +28,7 @@ from documents.test_traps import read_here
 
 from notso.documents import archives, plain, tables
 from notso.documents.pdf import join_hyphenated, remove_margins
-from notso.documents.tables import HEADER_EVERY, markdown_lines
+from notso.documents.tables import HEADER_EVERY, format_number, markdown_lines
 from notso.documents.values import UnreadableError
 
 BREAK = "<w:p><w:r><w:br w:type='page'/></w:r></w:p>"
@@ -408,11 +408,32 @@ def test_web_archives_and_mailboxes_are_read() -> None:
         "From a@b Mon Jan  1 00:00:00 2024\r\nSubject: one\r\n\r\ntext\r\n>From me\r\n\r\n"
         "From c@d Mon Jan  1 00:00:00 2024\r\nSubject: two\r\n\r\nFrom here\r\n"
     )
+    document = read_here(b"From x 1:0\nA: b\n\none\n\nFrom there, at 9:30 we\nleft", "a.mbox")
+    assert document.text.endswith("one\n\nFrom there, at 9:30 we\nleft")
     document = read_here(messages.encode(), "a.mbox")
     assert document.text == "Subject: one\n\ntext\nFrom me\n\nSubject: two\n\nFrom here" and len(document.pages) == 2
     for damaged in (b"text", b"From " + b"1:" * 500_000):  # the second one would need quadratic time
         with pytest.raises(UnreadableError, match="it has no messages"):
             read_here(damaged, "a.mbox")
+
+
+@pytest.mark.parametrize(
+    ("number", "form", "shown"),
+    [
+        ("45000", "m/d", "2023-03-15"),
+        ("45000", "dd\\.mm\\.", "2023-03-15"),
+        ("45000.25", "[$-409]m/d/yy h:mm AM/PM", "2023-03-15 06:00:00"),
+        ("0.5", "h:mm", "12:00:00"),
+        ("1.5", "[h]:mm", "36:00:00"),
+        ("0.5", "[Red]0.0", "0.5"),
+        ("12", '0 "days"', "12"),
+        ("3", "General", "3"),
+        ("nan", "0%", "nan"),
+        ("1e400", "0", "1e400"),
+    ],
+)
+def test_number_formats_of_charts(number: str, form: str, shown: str) -> None:
+    assert format_number(number, form) == shown
 
 
 def test_mailboxes_are_read_without_damaged_messages(monkeypatch: pytest.MonkeyPatch) -> None:

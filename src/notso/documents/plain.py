@@ -246,7 +246,7 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
 
 def mailbox_texts(data: bytes, warnings: list[str]) -> Iterator[str]:
     """Yield the messages of an mbox file, in at most MAX_PAGES pages. Raises UnreadableError if none can be read."""
-    messages = re.split(rb"(?:\A\s*|\n\r?\n)From (?=[^\r\n]*[0-9]:[0-9])[^\r\n]*+\r?\n", data)[1:]
+    messages = re.split(rb"(?:\A\s*|\n\r?\n)From (?=[^\r\n]*[0-9]:[0-9])[^\r\n]*+\r?\n(?=[!-9;-~]{1,99}:)", data)[1:]
     if not messages:
         raise UnreadableError("is damaged: it has no messages", "document_damaged")
     problems, at_once = list[UnreadableError](), -(-len(messages) // MAX_PAGES)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, time, timedelta
 from itertools import groupby
+from math import isfinite
 from operator import itemgetter
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -289,14 +290,18 @@ def format_number(text: str, form: str, is_1904: bool = False) -> str:
 
     is_1904: dates are counted from 1904.
     """
+    letters = re.sub(r'"[^"]*"|[\\_*].|\[(?![hmsHMS]+\])[^]]*\]|General', "", form[:_MAX_FORMAT])
+    has_time = re.search("(?i)[hs]", letters)
     try:
         number = float(text)
-        if re.search("yy|mmm", form):
+        if re.search("(?i)[yd]", letters) or (not has_time and re.search("(?i)m", letters)):
             first = datetime(1904, 1, 1) if is_1904 else datetime(1899, 12, 30)
-            if "h" in form:
+            if has_time:
                 return _format_value(first + timedelta(seconds=round(86_400 * number)))
             return (first + timedelta(days=number)).date().isoformat()
-        return _with_unit(number, _unit(form))
+        if has_time:
+            return _format_value(timedelta(days=number))
+        return _with_unit(number, _unit(form)) if isfinite(number) else text
     except (ValueError, OverflowError):
         return text
 
