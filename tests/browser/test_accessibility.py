@@ -60,10 +60,13 @@ STATES: dict[str, Show] = {
 def violations(page: Page, *, of_colours: bool = False) -> list[str]:
     """Return axe's violations; `of_colours` checks only colors, because nothing else depends on the color scheme."""
     page.evaluate(AXE.read_text("utf-8"))
+    page.evaluate(FINISH_TRANSITIONS)
     found: list[str] = page.evaluate(VIOLATIONS, COLOURS if of_colours else None)
     return found
 
 
+# While colors change, for example to the other color scheme, their contrast is lower.
+FINISH_TRANSITIONS = "for (const each of document.getAnimations()) if (each instanceof CSSTransition) each.finish()"
 SIZE = "heading => parseFloat(getComputedStyle(heading).fontSize)"
 OUTLINE = """() => [...document.querySelectorAll("main :is(h1, h2, h3, h4, h5, h6)")]
     .filter((heading) => heading.checkVisibility()).map((heading) => [heading.tagName, heading.textContent.trim()])"""
