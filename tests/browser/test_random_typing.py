@@ -168,8 +168,9 @@ def test_typed_text_survives_random_actions_and_server_kills(start: Any, open_pa
         try:
             person.check()
         except AssertionError as error:
+            focused = page.evaluate("document.activeElement?.outerHTML.slice(0, 200)")
             raise AssertionError(
-                f"seed {seed}, operation {number} of {acts[max(0, number - 5) : number + 1]}"
+                f"seed {seed}, operation {number} of {acts[max(0, number - 5) : number + 1]}, focused: {focused}"
             ) from error
     person.check_all()
     print(f"{OPERATIONS} operations, {person.typed} characters")
