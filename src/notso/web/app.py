@@ -150,7 +150,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
 
 TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
 UNDO_SECONDS = 15.0  # longer than the 10 s for which the page offers undo
-PURGE_SECONDS = 10.0
+PURGE_SECONDS = 30.0
 TRIM_SECONDS = 60.0
 
 
@@ -412,7 +412,7 @@ def _create_components(
     leases.at_orphan.append(chat.relay.ended)
     leases.at_taken = _make_resume_callback(chat)
     background = BackgroundResponses(shared, sign_in.ring)
-    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), chat.library.wake, background)
+    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange), background)
     return Components(shared, chat, api, leases, mcp, sign_in, BatchRunner(api, sign_in.ring), background)
 
 

@@ -347,6 +347,41 @@ def test_folder_sync_tracks_files_by_content(tmp_path: Path, monkeypatch: pytest
     asyncio.run(work())
 
 
+def test_parser_searches_an_unshared_store_only_after_documents_were_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_module, "CHECK_SECONDS", 0.0)
+    searches: list[int] = []
+
+    async def claim(now_ms: int) -> None:
+        searches.append(now_ms)
+
+    async def work() -> None:
+        store = SQLiteStore(tmp_path)
+        await store.open()
+        library = await store.documents.library("me", "mine")
+        await store.documents.add("me", library.id, "a.txt", b"herons")
+        monkeypatch.setattr(store.documents, "claim", claim)
+        parser = asyncio.create_task(library_module.LibraryWorker(store).run_parser())
+        for expected in (1, 2, 3, 4):
+            while len(searches) < expected:
+                await asyncio.sleep(0)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(searches) == expected
+            match expected:
+                case 1:
+                    await store.documents.add("me", library.id, "b.txt", b"storks")
+                case 2:
+                    await store.documents.retry("me", new_id())
+                case 3:
+                    await store.documents.reread([new_id()])
+        parser.cancel()
+        await store.close()
+
+    asyncio.run(work())
+
+
 def test_folder_sync_keeps_documents_that_cannot_be_read_at_present(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ from notso.documents.values import MAX_FILE_BYTES, UnreadableError
 from notso.text_file import read_regular
 from notso.web.engine.host import EngineHost
 from notso.web.store.documents import EVERYONE, MAX_DOCUMENTS_OF_OWNER, DocumentStore, StoredDocument
-from notso.web.store.protocol import ChatStore
+from notso.web.store.protocol import UNSHARED_SEARCH_SECONDS, ChatStore
 from notso.web.values.child_work import child_work
 from notso.web.values.durations import current_ms
 from notso.web.values.errors import NotsoError, StorageFullError
@@ -31,7 +31,7 @@ logger = logging.getLogger("notso.web.library")
 MAX_NAME_CHARACTERS = 200
 _COMPARED_CHARACTERS = 185  # the part of a name that `display_name` never truncates
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
-CHECK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
+CHECK_SECONDS = 5.0  # interval of checks for documents queued by other servers and for changes in the folder
 _reported: set[Path] = set()  # folders with too many documents, each logged once
 
 
@@ -43,18 +43,14 @@ class LibraryWorker:
         self._store = store
         self._unconfined = unconfined
         self._folder = FolderLibrary(store.documents, folder)
-        self._queued = asyncio.Event()
         self._images: dict[tuple[str, int], bytes] = {}  # in order of use, least recent first
-
-    def wake(self) -> None:
-        self._queued.set()
 
     async def run_parser(self) -> None:
         if self._store.read_only:
             return
         must_requeue, has_failed = not self._store.is_shared, False
         while True:
-            self._queued.clear()
+            self._store.documents.queued.clear()
             try:
                 if must_requeue:
                     await self._store.documents.requeue()
@@ -64,9 +60,10 @@ class LibraryWorker:
                 if not has_failed:
                     logger.warning("documents cannot be parsed at present: %s", error)
                 has_failed = True
+            is_soon = has_failed or self._store.is_shared
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_SECONDS):
-                    await self._queued.wait()
+                async with asyncio.timeout(CHECK_SECONDS if is_soon else UNSHARED_SEARCH_SECONDS):
+                    await self._store.documents.queued.wait()
 
     async def parse_queued(self) -> None:
         """Parse all queued documents. Raises StorageError."""
@@ -79,8 +76,7 @@ class LibraryWorker:
         has_failed = False
         while True:
             try:
-                if await self._folder.sync():
-                    self.wake()
+                await self._folder.sync()
                 has_failed = False
             except (NotsoError, RuntimeError, OSError) as error:
                 if not has_failed:

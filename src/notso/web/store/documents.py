@@ -7,6 +7,7 @@ libraries, so that only users with access to these libraries can use it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -132,6 +133,8 @@ class DocumentStore(Protocol):
     libraries are treated as unknown. Users can change only their own libraries, but members with the right `add` can
     add documents. Methods that return a bool return False if the object does not exist or belongs to another owner.
     """
+
+    queued: asyncio.Event  # set by methods that queue documents to parse
 
     async def library(self, owner: str, name: str) -> Library:
         """Return the owner's library with this name; create it if it does not exist."""

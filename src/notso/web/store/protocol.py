@@ -40,6 +40,9 @@ DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "sto
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
 # An unfinished turn belongs to the process that generates it. If this process does not renew its lease for
 # LEASE_SECONDS (by the clock of the database), the next heartbeat of another process takes over or interrupts the turn.
+UNSHARED_SEARCH_SECONDS = 60.0
+"""Interval between searches for work in a store without other processes: new work wakes its worker, so only failures
+leave work to be found."""
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
 

@@ -26,6 +26,7 @@ from notso.web.api.shared.serving import BACKGROUND
 from notso.web.edge.access import Caller, KeyRing
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.errors import ApiEdge, ApiError
+from notso.web.store.protocol import UNSHARED_SEARCH_SECONDS
 from notso.web.store.records import StoredBatch, StoredFile
 from notso.web.values.durations import current_ms
 from notso.web.values.json_steps import json_bytes
@@ -40,7 +41,7 @@ MAX_BATCHES = 4
 MAX_AT_ONCE = 32
 """Maximum requests of one batch that run at once."""
 SEARCH_SECONDS = 10.0
-"""Maximum interval between searches for batches to run."""
+"""Maximum interval between searches for batches to run, if other servers use the store."""
 RENEW_SECONDS = 5.0
 _log = logging.getLogger("notso.web.api")
 
@@ -94,7 +95,7 @@ class BatchRunner:
                     task = asyncio.create_task(self._run(batch))
                     self._running[batch.id] = batch.owner, task
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SEARCH_SECONDS):
+                async with asyncio.timeout(SEARCH_SECONDS if store.is_shared else UNSHARED_SEARCH_SECONDS):
                     await self._due.wait()
 
     async def _run(self, batch: StoredBatch) -> None:

@@ -332,11 +332,9 @@ async def _get_document_file(services: ApiServices, owner: str, file_id: str, pa
 async def _add(services: ApiServices, owner: str, library: Library, file_id: str, param: str) -> StoredDocument:
     file = await _get_document_file(services, owner, file_id, param)
     content = b"".join([part async for part in services.shared.store.records.content(owner, file.id)])
-    document = await services.shared.store.documents.add(
+    return await services.shared.store.documents.add(
         owner, library.id, file.name, content, document_id=document_id_of(file_id, library.id)
     )
-    services.wake_library()
-    return document
 
 
 async def _document(services: ApiServices, owner: str, library: Library, file_id: str) -> StoredDocument:

@@ -29,7 +29,7 @@ from notso.web.edge.access_log import AccessLog
 from notso.web.edge.errors import ApiEdge
 from notso.web.engine.running import Submission
 from notso.web.services import SharedServices
-from notso.web.store.protocol import StoredResponse
+from notso.web.store.protocol import UNSHARED_SEARCH_SECONDS, StoredResponse
 from notso.web.store.records import UnfinishedResponse
 from notso.web.values.durations import current_ms
 
@@ -219,7 +219,7 @@ class BackgroundResponses:
                         break
                     self._own_ids.add(unfinished.id)
                     self._start_task(self._continue_claimed(app, inner_app, unfinished))
-            await asyncio.sleep(SEARCH_SECONDS)
+            await asyncio.sleep(SEARCH_SECONDS if is_shared else UNSHARED_SEARCH_SECONDS)
 
     async def _continue_claimed(self, app: FastAPI, inner_app: Any, unfinished: UnfinishedResponse) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
@@ -28,7 +27,6 @@ class ApiServices:
     shared: SharedServices
     metrics: Metrics
     resumable_streams: ResumableStreams
-    wake_library: Callable[[], None]  # starts parsing newly added documents
     background: BackgroundResponses
     inner_app: ASGIApp = _not_built  # the application without its middleware, for internal requests
     reread_streams: StreamLimiter = field(default_factory=lambda: StreamLimiter(MAX_REREAD_STREAMS))

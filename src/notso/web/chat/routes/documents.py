@@ -118,7 +118,6 @@ async def upload(page: Page, name: Annotated[str, Query(max_length=1000)] = "", 
         document = await store.add(page.owner, target.id, shown_name, data)
     except StorageError as error:
         return _problem(507, translated(error))
-    page.services.library.wake()
     return JSONResponse(_state(document), 201)
 
 
@@ -201,7 +200,6 @@ async def retry(page: Page, _: Fields, document: FoundDocument) -> Response:
     """Parse a document again after a failure."""
     list_url = await _list_url(page, document)
     require(await page.store.documents.retry(page.owner, document.id), words["document_unknown"])
-    page.services.library.wake()
     return RedirectResponse(list_url, 303)
 
 

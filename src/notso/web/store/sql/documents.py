@@ -66,6 +66,7 @@ DELETED_AT_ONCE = 20  # documents per transaction
 class SQLDocuments:
     def __init__(self, store: Transactions) -> None:
         self._store = store
+        self.queued = asyncio.Event()
         self._cleared: set[int] = set()
 
     async def library(self, owner: str, name: str) -> Library:
@@ -218,7 +219,9 @@ class SQLDocuments:
                 )
             return document
 
-        return await self._store.write(work, owner)
+        added = await self._store.write(work, owner)
+        self.queued.set()
+        return added
 
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
         where, parameters = ("", ()) if library_id is None else (" AND library_id = ?", (library_id,))
@@ -271,7 +274,9 @@ class SQLDocuments:
     async def retry(self, owner: str, document_id: str) -> bool:
         sql = "UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed'"
         sql += f" AND library_id IN ({_ADDABLE})"
-        return await self._store.change(owner, sql, document_id, owner)
+        is_queued = await self._store.change(owner, sql, document_id, owner)
+        self.queued.set()
+        return is_queued
 
     async def delete(self, owner: str, document_id: str) -> bool:
         return await self._store.write(lambda db: _delete(db, owner, document_id), owner)
@@ -304,6 +309,7 @@ class SQLDocuments:
             " AND reader < ? AND held_until_ms BETWEEN 0 AND ?"
         )
         await self._store.change("", sql, *document_ids, READER_VERSION, current_ms())
+        self.queued.set()
 
     async def finish(self, document_id: str, document: Document) -> bool:
         def pack() -> tuple[TextIndex, bytes]:
