@@ -513,7 +513,7 @@ def _expects_json(request: Request, error: Exception) -> bool:
 
 
 def _reloads_failed_form(request: Request, error: Exception) -> bool:
-    # After a form failed without JavaScript, the browser shows the form's address, which may accept only forms.
+    # Without JavaScript, the address bar shows a failed form's address. Opening it sends a GET, which may be refused.
     is_refused = isinstance(error, HTTPException) and error.status_code == 405
     is_typed = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     return is_refused and is_typed and not is_fragment(request)

@@ -250,7 +250,7 @@ class KeyRing:
             if any(map(self.rejects, keys)):
                 return None
         if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
-            # If the key was revoked, access is denied even on an open server: its user must not become the local user.
+            # If the session's key was revoked, deny access even on an open server: the sender is not the local user.
             return await self.with_current_key(session_caller)
         if self.is_open:
             return LOCAL

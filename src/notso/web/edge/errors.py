@@ -220,7 +220,7 @@ class ApiEdge:
 
 
 class CanceledRequests:
-    """ASGI middleware that responds with 503 if the end of the server cancels a request before its response begins."""
+    """ASGI middleware that responds with 503 if shutdown cancels a request before its response begins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

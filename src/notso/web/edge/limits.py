@@ -83,8 +83,8 @@ MOST_BYTES = 4 * MAX_REQUEST_BYTES
 """Budget for the bodies being received or parsed."""
 
 SMALL_SHARE = 4
-"""The bodies may exceed the budget by 1/SMALL_SHARE in total, the size of one request. Only owners that hold at most
-this share may use the extra memory."""
+"""In total, the bodies may exceed the budget by 1/SMALL_SHARE of it, the maximum size of one request. Only owners that
+hold at most this share may use the extra memory."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and

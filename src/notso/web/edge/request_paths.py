@@ -32,7 +32,7 @@ _ATTRIBUTES = (
 )
 _LINK = re.compile(rf'(?<=\s)((?:{_ATTRIBUTES})=")(?=/(?!/)|\{{\{{)')
 
-# The list of models, whose path is also that of a page, and Anthropic's API.
+# Paths of Anthropic's API, and of the list of models, which has the same path as a page.
 MODELS_PAGE = "/models"
 UNVERSIONED_PATHS = frozenset({MODELS_PAGE, "/messages", "/messages/count_tokens"})
 
@@ -96,7 +96,7 @@ def _prefix_headers(base: str, headers: MutableHeaders) -> None:
 
 
 class UnversionedPaths(HttpMiddleware):
-    """Adds /v1 to UNVERSIONED_PATHS; to that of the page only if a program sent the request."""
+    """Adds /v1 to UNVERSIONED_PATHS, but to MODELS_PAGE only if the client is a program."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
