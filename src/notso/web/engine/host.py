@@ -324,8 +324,8 @@ class EngineHost:
             loads = served.loads
 
             def on_lost() -> None:
-                # The engine calls this in its own thread. It must not refer to the engine: a reference cycle would
-                # delay the release of the engine's memory.
+                # Called from any thread. It must not refer to the engine: a reference cycle would delay the release of
+                # the engine's memory.
                 self._call_on_loop(lambda: self._reload_lost_engine(served, loads))
 
             engine.when_lost(on_lost)

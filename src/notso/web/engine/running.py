@@ -95,8 +95,9 @@ LARGE_PROMPT = 4 << 20
 
 def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:
     """Return a prompt's token count. Raises ContextLengthError if it is large and far exceeds the context. Blocks."""
-    # Tokenizing takes up to 36 bytes of memory per character, so `estimate`, which does not tokenize, is used for large
-    # prompts. It waits until the engine has completed a step, which would delay small requests of owners with a quota.
+    # Tokenizing takes up to 36 bytes of memory per character, so `estimate` is used for large prompts: it rejects those
+    # that far exceed the context before tokenizing them. It is not used for all prompts, because it waits until the
+    # engine has completed a step.
     if len(repr((messages, options.tools))) <= LARGE_PROMPT:
         return engine.count_tokens(messages, options)
     return engine.estimate(messages, options).prompt_tokens
@@ -348,7 +349,6 @@ class RunningRequest:
             self._requests.host.release(served)
 
     def _follow_generations(self) -> None:
-        # If one submission fails, the generations that began before it are followed, too.
         self._submitting = False
         self._release_unused_reservations()
         self._started = True
@@ -368,7 +368,8 @@ class RunningRequest:
                     generation.stop()
                     return
         finally:
-            # This thread cannot be canceled, so `begin` may have ended. Generations also count if a later one fails.
+            # Done here, because `begin` can be canceled while this thread continues. After an error, the generations
+            # that began before it must still be followed.
             self._requests.wakes.wake(self._loop, self._follow_generations)
 
     def _on_write(self) -> None:
@@ -464,7 +465,7 @@ class RunningRequests:
         return by_owner
 
     def admit(self, owner: str, *, choices: int = 1, on_end: OnEnd | None = None) -> RunningRequest | None:
-        """Admit a request. Return None if the owner's share of the queue is full."""
+        """Admit a request. Return None if the queue has no capacity for the owner (see `has_capacity`)."""
         if not has_capacity(self._waiting, owner, self._most_waiting):
             return None
         return self.open(owner, choices=choices, on_end=on_end)

@@ -462,7 +462,8 @@ _CARRIED = {
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     try:
-        # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII, whose size is limited.
+        # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII. Escaped, a body could
+        # exceed the limit on its size.
         return json_bytes(body, allow_nan=True)
     except UnicodeEncodeError:  # a lone surrogate, about which the engine returns an error
         return json.dumps(body).encode()
