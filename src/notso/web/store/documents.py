@@ -213,7 +213,7 @@ class DocumentStore(Protocol):
         """Let `claim` return those with texts from older readers. These texts are kept until `finish` replaces them."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
-        """Store the parsed document; return False if it was deleted in the meantime."""
+        """Store the parsed document; return False if it was deleted, or stored by another process, in the meantime."""
 
     async def fail(self, document_id: str, reason: str) -> None: ...
 

@@ -194,8 +194,7 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    # Number of attempts to generate the answer since the latest new token or part (see `parts`), including the attempt
-    # that produced it.
+    # Number of attempts at the answer, counted from the one that produced the latest new token or part (see `parts`).
     tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat

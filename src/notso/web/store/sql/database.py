@@ -69,7 +69,7 @@ class Database(SQLConnection, ABC):
     def prepare_bulk_copy(self) -> None:
         """Prepare this transaction for a long copy: defer foreign keys, and disable idle timeouts."""
 
-    # By default, rows of the search index are deleted with their chat or message.
+    # By default, `unindex_*` and `merge_index` do nothing: rows of the index are deleted with their chat or message.
 
     @abstractmethod
     def index_title(self, owner: str, chat_id: str, title: str) -> None:

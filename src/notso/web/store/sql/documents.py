@@ -341,7 +341,7 @@ class SQLDocuments:
         def work(db: Database) -> None:
             sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
             db.execute(sql, (reason, document_id))
-            # Keep a text that cannot be read again.
+            # If only a newer reader fails, keep the older reader's text, and do not try again.
             sql = "UPDATE documents SET reader = ? WHERE id = ? AND state = 'ready'"
             db.execute(sql, (READER_VERSION, document_id))
 

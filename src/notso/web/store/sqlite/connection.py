@@ -362,7 +362,7 @@ def _never_had_a_log(path: Path) -> bool:
     if _is_empty(path):
         return False
     with storage_errors(), path.open("rb") as file:
-        # True for backups. The database itself is switched to WAL mode before anything is written.
+        # True for backups. The store's own database is switched to WAL mode before anything is written.
         return file.read(20)[18:] == b"\x01\x01"  # file format versions for writing and reading; 2 means WAL
 
 
