@@ -178,7 +178,7 @@ def with_tag(name: str) -> str:
 discovery_router = APIRouter()
 
 API_VERSION = "0.14.2"
-"""Version of Ollama whose APIs are implemented here. Clients require one that has OpenAI's Responses API (0.13.4 for
+"""Version of Ollama whose APIs are implemented here. Clients require a version with OpenAI's Responses API (0.13.4 for
 Codex) and Anthropic's API (0.14)."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")

@@ -238,7 +238,7 @@ class SamplingFields(UnsupportedSamplerFields):
 
     @property
     def common(self) -> dict[str, Any]:
-        """The ApiRequest fields that all APIs derive alike from these fields."""
+        """The ApiRequest fields that depend only on these fields."""
         return {
             "model": self.model,
             "stream": bool(self.stream),
