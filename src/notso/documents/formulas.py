@@ -18,7 +18,7 @@ MAX_RAISED = 12  # longer texts are small print
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
-# A fraction or subscript at the end, and a fraction at the start.
+# Match a fraction or subscript at the end of a text, and a fraction at its start.
 _COMPOUND_END, _COMPOUND_START = re.compile(r"[/_](?:[^\W_]|[.,])+\Z"), re.compile(r"[\w.,]+/")
 _SIMPLE = ("", "mn", "mi", "mo", "mtext", "ms", "r", "t")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
@@ -78,7 +78,7 @@ _SYMBOLS = {
 
 
 class Raised(str):
-    """A piece of a superscript. A superscript may have several."""
+    """A superscript, or a piece of one."""
 
     __slots__ = ()
 
@@ -115,7 +115,7 @@ def _struck(text: str) -> str:
 
 
 def raised(text: str) -> str:
-    """Return superscript text of a sentence: `m²`, `10⁶`. Words and symbols (`1st`, `®`) are not changed."""
+    """Return a superscript as plain text, as in `m²` and `10⁶`. Those without digits (`1st`, `®`) are not changed."""
     core = text.strip()
     # Letters are more often ordinals (2e, XIXe) than exponents.
     if core.startswith("[") or len(core) > MAX_RAISED or not re.search("[0-9]", core):
@@ -142,7 +142,7 @@ def _below(text: str) -> str:
 
 
 def _scripts(texts: list[str]) -> str:
-    # Of a list of lower and upper scripts in turn.
+    # texts: subscripts and superscripts in turn.
     return "".join(_below(low) + _power(high) for low, high in zip(texts[::2], texts[1::2], strict=False))
 
 
@@ -308,7 +308,7 @@ def unicode_text(text: str, font: str, is_private: bool = False) -> str:
 
 def symbol(font: str, code: str) -> str:
     number = int(code, 16) if re.fullmatch("[0-9A-Fa-f]{1,4}", code) else 0
-    text = chr(number) if 0x20 <= number < 0xD800 and font not in _SYMBOLS else ""  # then surrogates and private use
+    text = chr(number) if 0x20 <= number < 0xD800 and font not in _SYMBOLS else ""  # above: surrogates, private use
     return _SYMBOLS.get(font, {}).get(number & 0xFF, text)
 
 

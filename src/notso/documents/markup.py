@@ -19,7 +19,7 @@ _SILENT = {
     *("script", "style", "template", "noscript", "svg", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
     "rp",  # readings (`rt`) are always written in parentheses
-    "epub:case",  # an alternative of the `epub:default` after it, for programs that know another vocabulary
+    "epub:case",  # an alternative to the `epub:default` after it, for programs that know another vocabulary
 }
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "param"),

@@ -39,7 +39,7 @@ _TABLE_PARTS = {
     **{"tbl": "table", "table": "table", "tr": "row", "table-row": "row", "gridSpan": "span", "gridBefore": "before"},
     **dict.fromkeys(("tc", "td", "th", "table-cell", "covered-table-cell"), "cell"),
 }
-_MAX_CHART_COLUMNS = 20  # of a series
+_MAX_CHART_COLUMNS = 20  # per series: its values, and the levels of its categories
 _CHART_VALUES = ("val", "yVal", "bubbleSize")
 _FB2_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "strikethrough": Struck}
 _ODF_OMITTED = {
@@ -64,8 +64,8 @@ class Page:
         self.paragraph, self.prefix = [], ""
 
     def add_mark(self, mark: str) -> None:
-        # In brackets: letters, which would continue the word, and numbers after a superscript, which they would
-        # continue, or after a digit, whose exponent they would be.
+        # Without brackets, letters would continue the word, and a number would continue the superscript before it or
+        # look like an exponent of the digit before it.
         last = (self.paragraph or [""])[-1]
         is_apart = any(map(str.isdecimal, mark)) and not (isinstance(last, Raised) or last[-1:].isdecimal())
         self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")
@@ -307,7 +307,7 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
                 repeated.append(count_of(event, "number-rows-repeated"))
             elif event.name == "table-row":
                 times = repeated.pop()
-                if times <= MAX_REPEATED or is_spreadsheet:  # texts have such rows only by mistake
+                if times <= MAX_REPEATED or is_spreadsheet:  # in other files, more repetitions are a mistake
                     page.repeat_row(times - 1)
         elif event.name in ("spreadsheet", "presentation"):
             is_spreadsheet, is_presentation = event.name == "spreadsheet", event.name == "presentation"
@@ -335,7 +335,7 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
                 page.blocks[notes_start] = f"Notes: {page.blocks[notes_start]}"
         elif start and event.name == "soft-page-break" and page is main and not page.tables:
             yield page.text_before_break()
-    if not (is_spreadsheet or is_presentation):  # their pages are complete
+    if not (is_spreadsheet or is_presentation):  # otherwise, all pages were yielded above
         page.add_blocks(charts)
         yield page.text()
     if text := notes.text():

@@ -59,9 +59,9 @@ _LABELS = {
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
-MIN_ZEROS = 0.4  # share of bytes in UTF-16 text of Western languages
-MIN_ASCII_SHARE = 0.005  # of characters in UTF-16 text: spaces and line breaks
-# Images in Markdown, notebooks, e-books and other texts: one line, or lines of equal length.
+MIN_ZEROS = 0.4  # share of zero bytes in UTF-16 text of Western languages
+MIN_ASCII_SHARE = 0.005  # share of ASCII characters in UTF-16 text, such as spaces
+# Data in Base64, such as images in Markdown and notebooks: one line, or lines of equal length.
 _KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
 MIN_DATA_CHARACTERS = 1_000
@@ -70,14 +70,14 @@ MAX_PARTS = 1_000
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
 _GUESS_SAMPLE = 1 << 15
 MIN_SCORE = 0.55
-MAX_LETTER_SCORE = 0.8  # approximately
+MAX_LETTER_SCORE = 0.8  # approximately the highest `_letter_score` of real text
 MIN_MISPLACED = 2  # different signs within words suggest another encoding; a single one may be a separator
 MIN_FREQUENT = 0.85
 MIN_KANA = 0.15
 _FOREIGN = re.compile("[^\0-\x7f]")
 _AFTER_SMALL = re.compile("([a-z])([^\0-\x7f])(?=([a-z]?))")
 _WITHIN_WORDS = frozenset("\xa0\xad·‘’–—´¦¬\u200b")
-_APOSTROPHE = re.compile(r"(?<![a-zα-ώ])’(?=[Ά-ώ])")  # Ά, which is the same byte in Windows-1253
+_APOSTROPHE = re.compile(r"(?<![a-zα-ώ])’(?=[Ά-ώ])")  # the byte of ’ in ISO-8859-7 is Ά in Windows-1253
 # In other scripts, letters form words of their own. In Western text, they are within words of ASCII letters, where two
 # bytes may look like a Chinese character.
 _RUNS = re.compile("([A-Za-z]?)([^\0-\x7f]+)([A-Za-z]?)")

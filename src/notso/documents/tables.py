@@ -29,11 +29,12 @@ MAX_INTEGER = 1 << 53  # integers up to this one are exact floats
 _DELIMITERS = "\t;|,"  # in order of preference; the comma is last, because it is common within cells
 _DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # the first line of files for Excel
 _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and line breaks
-_DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")  # one column, below its name
+# A column of numbers with decimal commas, below its name.
+_DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")
 _SAMPLE = 1 << 16
 
-# Cells in the XML of a sheet, with groups for the attributes and for the stored value or text: those with a formula,
-# and those with an attribute that `%` inserts.
+# Cells in the XML of a sheet: those with a formula, and those with an attribute that is inserted by `%`. The groups
+# are the cell's attributes, and its stored value or text.
 _FORMULA = rb"<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*"
 _VALUE = rb"(<(?:\w+:)?v\b[^<>]*>[^<]+|<(?:\w+:)?is>(?:[^<]|<(?!/?(?:\w+:)?(?:is|c)\b))*)?"
 _FORMULA_CELL = re.compile(rb"<(?:\w+:)?c\b([^<>]*)>\s*%b%b" % (_FORMULA, _VALUE))
@@ -126,7 +127,7 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
-        shown = _Shown(Archive(file))  # a further reading, with its own limit
+        shown = _Shown(Archive(file))  # a second Archive, because each limits what it inflates
     file.seek(0)
     try:
         workbook = python_calamine.CalamineWorkbook.from_filelike(file)

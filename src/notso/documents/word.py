@@ -60,7 +60,7 @@ def read_docx(file: BinaryIO, warnings: list[str], is_chunk: bool = False) -> It
     lists = _WordLists(optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(optional_events(archive, f"{folder}/styles.xml"), lists)
     kinds_of_notes = [each for each in ("footnotes", "endnotes") if f"{folder}/{each}.xml" in archive.names]
-    sections = Archive(file) if kinds_of_notes else None  # a further reading, with its own limit
+    sections = Archive(file) if kinds_of_notes else None  # each Archive limits what it inflates
     notes = _Notes(
         next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
         _note_settings(optional_events(sections, main) if sections is not None else ()),
@@ -301,7 +301,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _FormField:
-    # A check box or a list of choices. Its states are in elements within it.
+    # A check box or a list of choices. Elements within it contain its state.
     is_checked: bool = False
     choices: list[str] = field(default_factory=list)
     choice: int = -1
