@@ -1,1 +1,1 @@
-"""Languages of the pages: a table of words for each language, and selection of a reader's language."""
+"""Strings of the pages: a table for each language."""

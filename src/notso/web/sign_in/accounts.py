@@ -68,7 +68,7 @@ class Accounts:
 
     async def start(self) -> None:
         await self.store.open()
-        # Usage is written periodically, because a killed server loses the rest.
+        # Usage is written periodically, because a killed server loses unwritten usage.
         self._task = asyncio.create_task(self._write_periodically())
 
     async def _write_periodically(self) -> None:

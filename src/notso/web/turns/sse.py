@@ -69,7 +69,7 @@ class Feed:
         self._wake()
 
     def _drop_oldest_chat(self) -> None:
-        # Choose the owner with the most chats, because pages of the dropped chat's owner may have to reload.
+        # Drop a chat of the owner with the most chats: only pages of that owner may have to reload.
         owner = max(self._turns, key=lambda each: len(self._turns[each]))
         _, dropped = self._turns[owner].popitem(last=False)
         self._dropped[owner] = max(dropped.values())

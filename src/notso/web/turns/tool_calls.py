@@ -49,7 +49,7 @@ class ToolCalls:
         *,
         may_repeat: bool = True,
     ) -> None:
-        # may_repeat: whether calls that were interrupted while running may run again without permission.
+        # may_repeat: if False, ask before repeating calls that were interrupted while running, even for granted tools.
         self._interrupted_ids = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
