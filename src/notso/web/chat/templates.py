@@ -187,7 +187,7 @@ class Pages:
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
         ring: KeyRing = request.app.state.key_ring
-        # The users of issued keys can sign out of a server without authentication, too.
+        # Users of issued keys can sign out even if the server does not require authentication.
         has_key = not ring.is_open or caller_of(request).key_id != ""
         context |= {"nonce": request.state.nonce, "has_key": has_key}
         context["may_operate"] = caller_of(request).is_operator

@@ -301,7 +301,7 @@ def last_shown_id(page: PageRequest, fields: Mapping[str, str] | None = None) ->
     return last
 
 
-# The functions below look up what the path of a request names. They raise Problem (404).
+# The functions below look up objects named in a request's path. They raise Problem (404).
 
 
 async def find_chat(page: Page, chat_id: str) -> Chat:

@@ -23,7 +23,7 @@ codecs.lookup("cp437")  # load the codec for zipfile's names now, because a conf
 
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 100_000  # per archive
-MAX_OBJECTS = 1_000_000  # per document; the longest chats have a fifth of that
+MAX_OBJECTS = 1_000_000  # per document; the longest known chats have a fifth as many
 CHUNK = 1 << 20
 
 PICTURES = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "heic", "avif", "tif", "tiff"})

@@ -34,7 +34,7 @@ THOUGHTS = re.compile(r"\s*(?:<think>(.*?)</think>|:::thinking\n(.*?)\n:::)\s*",
 
 
 class Reader(Protocol):
-    """What is needed of an `ExportReader`."""
+    """The members of `ExportReader` that this module uses."""
 
     left_out: Counter[str]
 

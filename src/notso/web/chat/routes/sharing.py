@@ -69,7 +69,8 @@ async def show_shared(page: Page, secret: str, first: First = None) -> Response:
     if share.owner.startswith(KEY_OWNER):
         owner = Caller(share.owner, "", key_id=share.owner.removeprefix(KEY_OWNER))
         ring: KeyRing = page.request.app.state.key_ring
-        require(await ring.with_current_key(owner), words["share_gone"])  # a user without a key cannot delete the link
+        # Links of a revoked key do not work, because its owner can no longer delete them.
+        require(await ring.with_current_key(owner), words["share_gone"])
     last = await store.shown_message(share.owner, share.chat_id, share.message_id)
     # A part is selected by a number, because a message id could belong to another branch.
     before = await store.shown_before(share.owner, share.chat_id, share.message_id, MOST_SHOWN, first=first)
