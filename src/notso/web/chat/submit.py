@@ -583,8 +583,8 @@ async def summary_request(
 async def _prepare_if_possible(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> PreparedRequest | None:
-    # Like `_prepare`, but raises Problem if the prompt does not fit in the context, and returns None for other errors
-    # of the engine: it reports them when the request is submitted.
+    # Like `_prepare`, but raises Problem if the prompt does not fit in the context. Returns None for other errors,
+    # because the engine reports them again when the request is submitted.
     try:
         return await _prepare(services, running, request, view)
     except ContextLengthError as error:

@@ -1,7 +1,7 @@
 """Connects the turns (answers being generated in chats) of several replicas.
 
 Each replica publishes the logs of its own turns, copies the logs of other replicas' turns when a browser reads them,
-and forwards user actions, such as stopping an answer, to the replica that runs the turn.
+and forwards user actions, such as stopping an answer, to all other replicas.
 """
 
 from __future__ import annotations

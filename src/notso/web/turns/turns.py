@@ -62,8 +62,8 @@ class Turns:
         # The finish reason is None if the turn failed.
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
-        # Forwards a method call (name, arguments) to the replica that runs the turn. Returns False if there is no
-        # other replica.
+        # Forwards a method call (name, arguments) to all other replicas, because one of them may run the turn. Returns
+        # False if there are none.
         self.forward: Callable[..., bool] = lambda method, *arguments: False
         self.marks: dict[str, Mark] = {}
         self._host = requests.host
