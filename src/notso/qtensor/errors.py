@@ -1,6 +1,6 @@
 """Errors of the tensor layer, and `NotsoError`, from which most errors of the project derive.
 
-ARCHITECTURE.md shows the errors as a tree. Each layer translates errors at its boundary.
+ARCHITECTURE.md shows the errors as a tree.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def set_error_path(error: BaseException | None, path: object) -> None:
     """Set `path` of an error that is about a file and has no path yet."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)
-        # The note is for tracebacks. Messages contain no paths, because users of a server may see them.
+        # The path is added as a note, for tracebacks, because users of a server may see the message.
         error.add_note(f"in {path}")
 
 

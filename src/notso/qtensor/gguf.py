@@ -10,7 +10,7 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# GG1 to GG15 number the checks, here and in tests/qtensor.
+# GG1 to GG15 (with gaps) number the checks, here and in tests/qtensor.
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
         writer.add("demo.size", 3, "uint32")
         writer.add_tensor("weight", (2, 256), Q4_K, chunks())
 
-Tensor data is read only when the file is written, at the end of the `with` block.
+Tensor data is not read until the file is written, at the end of the `with` block.
 """
 
 from __future__ import annotations

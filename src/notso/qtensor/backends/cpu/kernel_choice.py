@@ -44,7 +44,7 @@ def is_packed(format: Format) -> bool:
 
 
 def packs_by_default() -> bool:
-    """Return whether packed weights are the default, because the current kernels are never slower with them."""
+    """Return whether the current kernels are never slower with packed weights, which are then the default."""
     return bool(native.packs_by_default())
 
 
