@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from twins import PACKED
 
+from notso.qtensor import CPU
 from notso.qtensor.backends.cpu import huge_pages, kernel_choice
 from notso.qtensor.formats import Q4_K
 from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
@@ -147,6 +148,13 @@ def test_released_pages_are_read_again_from_the_file() -> None:
 def test_unknown_weights_option_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="auto, mmap, packed or hugepages"):
         Engine.load(demo_path(), weights="swap")  # type: ignore[arg-type]
+
+
+def test_requested_huge_pages_must_be_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is also right for a GPU, to which the weights are copied anyway."""
+    monkeypatch.setattr(CPU, "has_weight_arena", False)
+    with pytest.raises(InvalidRequestError, match="not available on this system or GPU; use weights=mmap"):
+        Engine.load(demo_path(), weights="packed", device="cpu")
 
 
 def test_close_ends_an_unread_answer() -> None:

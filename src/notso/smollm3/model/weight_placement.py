@@ -1,7 +1,7 @@
 """Migration of the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
 
-A background thread copies each layer, packed (rearranged for the kernels) if the kernels support it. Between steps, the
-engine replaces the layer with its copy and releases the file's pages, so that at most one layer is in memory twice.
+A background thread copies each layer, possibly packed (rearranged for the kernels; see EngineConfig). Between steps,
+the engine replaces the layer with its copy and releases the file's pages, so that at most one layer is in memory twice.
 Results do not change.
 """
 
@@ -45,7 +45,8 @@ class WeightPlacement:
         # wake: called by the copying thread when a copy is ready to be adopted.
         self._is_requested = requested in ("packed", "hugepages")
         if self._is_requested and not backend.has_weight_arena:
-            raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
+            message = "huge pages are not available on this system or GPU; use weights=mmap"
+            raise InvalidRequestError(message, param="weights")
         self._file = file
         self._wake = wake
         self._backend = backend
