@@ -1,4 +1,4 @@
-"""JSON from untrusted sources, and values in settings of other programs."""
+"""Parsing of untrusted JSON, and comparison of values in other programs' settings."""
 
 from __future__ import annotations
 

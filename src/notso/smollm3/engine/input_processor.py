@@ -90,7 +90,7 @@ class InputProcessor:
         """Build a request. salt: see `salt_with_prefix`. rendered: the prompt, if already rendered. Raises
         InvalidRequestError, ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
-        if options.tool_choice not in ("auto", "none"):  # the answer consists of calls, which no grammar constrains
+        if options.tool_choice not in ("auto", "none"):  # `grammar` does not apply to calls
             options = replace(options, grammar=None)
         prompt = rendered or self._prompt_within_context(prompt_input, params, options)
         tokenizer = self._tokenizer

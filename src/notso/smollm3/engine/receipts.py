@@ -64,7 +64,7 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
-    if "logit_bias" in changed:  # keys as text, as in JSON: sorted as numbers, they would change the hash
+    if "logit_bias" in changed:  # text, as in parsed JSON: numbers would be sorted differently
         changed["logit_bias"] = {str(token): bias for token, bias in changed["logit_bias"].items()}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
@@ -185,7 +185,7 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
             values[name] = tuple(value)
     # `max_tokens` is None here, because SamplingParams rejects a limit below `min_tokens`; see `receipt_limit`.
     values |= {"seed": receipt["seed"], "max_tokens": None, "thinking_budget": receipt["thinking_budget"]}
-    # Marked as given, so that the model file's defaults, which the receipt includes, are not applied again.
+    # Marked as given, because the recorded values already include the model file's defaults.
     return SamplingParams(**values, given=tuple(names - {"given"}))
 
 

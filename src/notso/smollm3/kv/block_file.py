@@ -6,7 +6,7 @@
     model     32   digest of the cache version (model, KV format and so on; see model_identity.cache_version)
     key       16   the block's hash; for a partial block, its parent's
     tag        8   chosen by the writer, which can remove all files with a tag
-    is_partial    4
+    is_partial 4   1: a partial block
     tokens     4   count, up to 128
     content    8   size in bytes
     checksum   4   CRC-32 of everything else

@@ -112,7 +112,7 @@ class JsonPosition:
 class QuotableSchema:
     """The subschemas of a document in which x-quote-of is enforced."""
 
-    # The document may be invalid: it is checked later, except keywords without effect.
+    # The document may be invalid, because it is checked later; keywords without effect are never checked.
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
         self._references = References(document, "grammar")

@@ -166,7 +166,7 @@ class ChatTemplate:
         With a constant `date`, cached prefixes remain valid after midnight. Raises InvalidRequestError, and
         TemplateError if the template fails.
         """
-        # Past reasoning is omitted unless a message has keep_reasoning and thinking is on. Tools are passed to the
+        # Past reasoning is omitted unless its message has keep_reasoning and thinking is on. Tools are passed to the
         # template as JSON texts in `xml_tools`.
         return "".join(run.text for run in self.runs(messages, thinking=thinking, tools=tools, date=date))
 

@@ -38,7 +38,7 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantize()
                 stored = QTensor.quantize(values, F32)
-                with suppress(OperandError):  # the values exceed the range of F16
+                with suppress(OperandError):  # raised if values exceed the range of F16
                     halves = QTensor.quantize(values, F16)
                     stored = halves if _is_near(halves.dequantize(), values) else stored
                 tensor_name = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"

@@ -100,7 +100,7 @@ _NAMED = frozenset((*NAMED, "$defs", "definitions", "dependencies", "dependentSc
 
 
 def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
-    # Go, Java and C# write absent keywords as null, which is a valid value of `const` only. Schemas that are nested too
+    # Go, Java and C# write absent keywords as null, so null is dropped, except in `const`. Schemas that are nested too
     # deeply are refused later. An object under `enum` or `default` is treated as a schema, because a `$ref` can lead to
     # it.
     if isinstance(schema, list):
