@@ -104,7 +104,7 @@ _TOKEN, _PAIR = (1 << _BITS) - 1, (1 << 2 * _BITS) - 1
 
 
 class NgramDrafter:
-    """Proposes drafts for one answer, in a microsecond or two per token. Tokens in `never` end a draft."""
+    """Proposes drafts for one answer. Tokens in `never` end a draft."""
 
     def __init__(
         self,
