@@ -11,7 +11,7 @@
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 model=${2:-$out/synthetic.gguf}
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-.venv/bin/python}
 failed=()
 
