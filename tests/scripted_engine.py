@@ -385,7 +385,7 @@ class ScriptedEngine:
             if generation.stopped.is_set() or self.closed:
                 return True
             left = ready - time.monotonic()
-            if left <= 0 and self.gate.wait(0.01):
-                return False
+            if left <= 0 and self.gate.wait(0.01):  # the generation may have been stopped before the gate was opened
+                return generation.stopped.is_set() or self.closed
             if left > 0:
                 time.sleep(min(left, 0.02))
