@@ -175,7 +175,7 @@ def test_dataset_rows_contain_documents_as_the_prompts_did(tmp_path: Path) -> No
             await finished(store, asks(document, text), f"[[1: {text}]] Here.", chat)
         project = await store.documents.new_library(OWNER, "Zoo")
         assert await store.documents.change_library(
-            OWNER, project.id, instructions="Feed them.", settings={"system_prompt": "Rhyme."}
+            OWNER, project.id, instructions="Feed them.", settings=lambda _: {"system_prompt": "Rhyme."}
         )
         inside = await store.documents.add(OWNER, project.id, "zoo.txt", b"zoo")
         await store.documents.claim(1)

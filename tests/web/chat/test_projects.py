@@ -18,6 +18,7 @@ from notso import Engine
 from notso.documents.citations import QUOTE_FIRST
 from notso.smollm3 import Event, Message
 from notso.web.sign_in.issued_keys import KeyManager
+from notso.web.store.protocol import SettingsChange
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings
@@ -158,6 +159,35 @@ def test_project_deleted_during_a_change_is_reported(start: Start, monkeypatch: 
         page = f"/projects/{created(server.client, 'Birds')}"
         refused = server.client.post(f"{page}{path}", data=form)
         assert refused.status_code == 404 and "This project does not exist" in refused.text, path
+
+
+def test_simultaneous_changes_of_default_settings_are_both_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(answering()).ready()
+    client, store = server.client, type(server.shared.store)
+    documents, project = type(server.shared.store.documents), created(client, "Birds")
+    change_defaults, change_library = store.change_defaults, documents.change_library
+
+    async def change_defaults_late(self: Any, owner: str, change: SettingsChange) -> None:
+        await change_defaults(self, owner, lambda stored: {**stored, "min_p": 0.25})
+        await change_defaults(self, owner, change)
+
+    async def change_library_late(self: Any, owner: str, library_id: str, **changes: Any) -> bool:
+        await change_library(self, owner, library_id, settings=lambda stored: {**stored, "min_p": 0.25})
+        return bool(await change_library(self, owner, library_id, **changes))
+
+    monkeypatch.setattr(store, "change_defaults", change_defaults_late)
+    monkeypatch.setattr(documents, "change_library", change_library_late)
+    for path, form, pages in (
+        ("/settings", {"temperature": "0.75"}, ["/settings"]),
+        ("/tools", {"tool-calculator": "on"}, ["/settings"]),
+        (f"/projects/{project}/settings", {"temperature": "0.75"}, [f"/projects/{project}/settings"]),
+    ):
+        client.post("/settings", data={"min_p": ""})
+        assert client.post(path, data=form).status_code == 303
+        for page in pages:
+            shown = client.get(page).text
+            assert re.search(r'name="min_p"[^>]*value="0.25"', shown), path
+            assert "temperature" not in form or re.search(r'name="temperature"[^>]*value="0.75"', shown), path
 
 
 def test_memory_follows_documents_in_the_prompt_unless_disabled(start: Start) -> None:

@@ -42,7 +42,7 @@ STRANGE = "Ünïcödé \u2028 '; DROP TABLE chats; -- 😀 \x00 \x01 \x010 \x02 
 async def fill(store: SQLiteStore, chats: int = 3) -> None:
     """Store something of every kind."""
     for owner in (OWNER, "other"):
-        await store.set_defaults(owner, {"temperature": 0.1, "seed": 2**53 + 1})
+        await store.change_defaults(owner, lambda _: {"temperature": 0.1, "seed": 2**53 + 1})
         await store.save_prompt(owner, SavedPrompt(STRANGE, "instructions", STRANGE))
     project = await store.documents.new_library("other", STRANGE.replace("\x00", ""))
     assert project is not None

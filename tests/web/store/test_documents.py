@@ -233,9 +233,10 @@ def test_deleting_a_project_deletes_documents_but_keeps_chats(kept: Kept) -> Non
         other = await documents.new_library(OWNER, "Fish")
         assert other is not None and not await documents.change_library(OWNER, other.id, name="Birds")
         assert not (await documents.library(OWNER, DEFAULT_LIBRARY)).is_project
-        changes: dict[str, Any] = {"name": "Herons", "instructions": "Be brief.", "settings": {"temperature": 0.5}}
-        assert await documents.change_library(OWNER, project.id, **changes)
-        await store.set_defaults(OWNER, {"temperature": 0.9, "min_p": 0.1})
+        changes: dict[str, Any] = {"name": "Herons", "instructions": "Be brief."}
+        settings = {"temperature": 0.5}
+        assert await documents.change_library(OWNER, project.id, **changes, settings=lambda _: settings)
+        await store.change_defaults(OWNER, lambda _: {"temperature": 0.9, "min_p": 0.1})
         for number in range(sql_documents.DELETED_AT_ONCE + 1):
             await documents.add(OWNER, project.id, f"{number}.txt", f"{number}".encode())
         chat = replace(a_chat(), project=project.id)
@@ -243,7 +244,8 @@ def test_deleting_a_project_deletes_documents_but_keeps_chats(kept: Kept) -> Non
         base = await store.chat_base(OWNER, project.id)
         assert base.defaults == {"temperature": 0.5, "min_p": 0.1}
         assert (
-            base.project == replace(project, **changes) and (await store.chat_base("eve", project.id)).project is None
+            base.project == replace(project, **changes, settings=settings)
+            and (await store.chat_base("eve", project.id)).project is None
         )
         for found in (await store.branch(OWNER, chat.id, None), await store.shown_chat(OWNER, chat.id, 9)):
             assert found is not None and found.base == base

@@ -481,7 +481,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         for change in ("thinking", "pinned", "unread", "archived"):
             await store.update_chat(OWNER, chat.id, **{change: True})
         await store.update_chat(OWNER, chat.id, title="title", temporary=False, settings={})
-        await store.set_defaults(OWNER, {})
+        await store.change_defaults(OWNER, dict)
         await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
         await store.delete(OWNER, "prompt", "name")
         await store.keep_html(OWNER, await store.messages(OWNER, chat.id))
@@ -491,7 +491,7 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.save_memory(OWNER, memory)
         await store.delete(OWNER, "memory", memory.id)
         project = await store.documents.new_library(OWNER, "project")
-        await store.documents.change_library(OWNER, project.id, name="another", instructions="text", settings={})
+        await store.documents.change_library(OWNER, project.id, name="another", instructions="text", settings=dict)
         await store.documents.move_chat(OWNER, chat.id, project.id)
         await store.documents.set_member(OWNER, project.id, Member("ann", "Ann", "read"))
         await store.documents.members(OWNER, project.id)

@@ -51,7 +51,7 @@ class Planted:
         mark, owner = self.mark, self.owner
         document = await added(store, mark(), mark(), name=f"{mark()}.txt", owner=owner)
         project = await store.documents.new_library(owner, mark())
-        changes = {"instructions": mark(), "settings": {"tools": mark()}}
+        changes: dict[str, Any] = {"instructions": mark(), "settings": lambda _: {"tools": mark()}}
         assert await store.documents.change_library(owner, project.id, **changes)
         failed = await store.documents.add(owner, project.id, f"{mark()}.bin", mark().encode())
         assert await store.documents.claim(1) is not None
@@ -89,7 +89,7 @@ class Planted:
         )
         await store.save_prompt(owner, SavedPrompt(mark(), "message", mark()))
         await store.save_memory(owner, Memory(new_id(), mark(), 1))
-        await store.set_defaults(owner, {"system_prompt": mark()})
+        await store.change_defaults(owner, lambda _: {"system_prompt": mark()})
         assert await access.add_key(self.key, self.key.id.encode() * 2)
         await access.add_usage([UsageRow(date(2026, 1, 1), owner, UsageTotals(1, 2, 3))])
         await access.add_audit(AuditEntry(1, owner, mark(), mark()), AuditEntry(1, owner, mark(), by_operator=True))

@@ -18,6 +18,7 @@ from notso.web.store.protocol import (
     ChatStore,
     Heartbeat,
     NewMessage,
+    SettingsChange,
     TurnAccepted,
     TurnRefused,
 )
@@ -250,6 +251,19 @@ def test_simultaneous_changes_of_settings_are_all_kept(kept: Kept) -> None:
         assert found is not None and found.settings == {"model": "a"} | dict.fromkeys(names, 1)
         await store.trash_chat(OWNER, chat.id)
         assert not await store.change_settings(OWNER, chat.id, dict)
+        project = await store.documents.new_library(OWNER, "Birds")
+        assert project is not None
+
+        def adding(name: str) -> SettingsChange:
+            return lambda old: {**old, name: 1}
+
+        async def change(name: str) -> None:
+            await store.change_defaults(OWNER, adding(name))
+            assert await store.documents.change_library(OWNER, project.id, settings=adding(name))
+
+        await asyncio.gather(*map(change, names))
+        stored = await store.documents.library(OWNER, "Birds")
+        assert await store.defaults(OWNER) == stored.settings == dict.fromkeys(names, 1)
 
     kept.run(work)
 

@@ -146,7 +146,10 @@ class DocumentStore(Protocol):
         """Return all readable libraries, oldest first."""
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
-        """Change name, instructions or settings. Also return False if the name is taken."""
+        """Change name, instructions or settings. Also return False if the name is taken.
+
+        `settings` is a SettingsChange, which is applied to the stored settings in the same transaction.
+        """
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
         """Delete a library and its documents. Its chats are kept, but then belong to no project."""

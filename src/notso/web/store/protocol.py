@@ -551,7 +551,8 @@ class ChatStore(Protocol):
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         """Return the default settings that the owner has set."""
 
-    async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None: ...
+    async def change_defaults(self, owner: str, change: SettingsChange) -> None:
+        """Replace the owner's default settings with what `change` returns for them, in one transaction."""
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
         """Move a chat to the trash and return the id for `restore`."""

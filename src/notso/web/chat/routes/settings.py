@@ -13,7 +13,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import ModelError, RequestOptions, process_memory, thinking_set_by
-from notso.web.chat.chat_view import ChatView, read_branch, require
+from notso.web.chat.chat_view import ChatView, read_branch
 from notso.web.chat.context_gauge import DraftPrompt
 from notso.web.chat.services import engine_and_registry
 from notso.web.chat.submit import load_branch_documents, new_chat
@@ -74,19 +74,22 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
     """Change settings. Missing and invalid fields keep their values; empty fields are reset to the default."""
     if project is not None:
         form.pop("system_prompt", None)  # a project has instructions instead
-    settings, problems = updated_settings(await _settings_of(page, chat, project), form)
+
+    def change(stored: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+        return updated_settings(stored, form)[0]
+
+    _, problems = updated_settings(await _settings_of(page, chat, project), form)
     by_command = "command" in form and page.is_fragment
     if problems and by_command:
         problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
         return await page.respond("_problem.html", 400, problem=problem)
     if project is not None:
-        changed = await page.store.documents.change_library(page.owner, project.id, settings=settings)
-        require(changed, words["error_unknown_project"])
-        project = replace(project, settings=settings)
+        await page.store.documents.change_library(page.owner, project.id, settings=change)
+        project = await find_own_project(page, project.id)
     elif chat is None:
-        await page.store.set_defaults(page.owner, settings)
+        await page.store.change_defaults(page.owner, change)
     else:
-        await page.store.change_settings(page.owner, chat.id, lambda stored: updated_settings(stored, form)[0])
+        await page.store.change_settings(page.owner, chat.id, change)
         chat = await find_chat(page, chat.id)
     # Compare with the value that the page showed, not with the stored one. If the user edits a field and then clicks
     # Save, the page sends two requests and shows only the second response, but the first request stored the change.

@@ -183,7 +183,7 @@ async def choose_tools(page: Page, chat: NamedChat) -> Response:
         return with_tools(settings, names, ask_again="ask-again" in fields)
 
     if chat is None:
-        await page.store.set_defaults(page.owner, change(await page.store.defaults(page.owner)))
+        await page.store.change_defaults(page.owner, change)
     else:
         await page.store.change_settings(page.owner, chat.id, change)
         chat = await find_chat(page, chat.id)

@@ -35,6 +35,7 @@ from notso.web.store.protocol import StoredMessage
 from notso.web.store.records import PART_BYTES
 from notso.web.store.sql.database import Database, Transactions, placeholders
 from notso.web.store.sql.passage_index import TextIndex, WordPostings, index_text, query_words, rank_passages
+from notso.web.store.sql.rows import change_row_settings
 from notso.web.values.durations import current_ms
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
@@ -93,7 +94,7 @@ class SQLDocuments:
         return [replace(each, rights="read") if each.owner == EVERYONE != owner else each for each in found]
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
-        values = {name: _to_column(changes[name]) for name in ("name", "instructions", "settings") if name in changes}
+        values = {name: changes[name] for name in ("name", "instructions") if name in changes}
         assigned = ", ".join(f"{name} = ?" for name in values)
 
         def work(db: Database) -> bool:
@@ -101,8 +102,13 @@ class SQLDocuments:
                 taken = "SELECT 1 AS one FROM libraries WHERE owner = ? AND name = ? AND id <> ?"
                 if db.execute(taken, (owner, values["name"], library_id)).fetchone() is not None:
                     return False
+            own = (library_id, owner)
+            if "settings" in changes and not change_row_settings(
+                db, "libraries", "id = ? AND owner = ?", own, changes["settings"]
+            ):
+                return False
             sql = f"UPDATE libraries SET {assigned} WHERE id = ? AND owner = ?"
-            return db.execute(sql, (*values.values(), library_id, owner)).rowcount > 0
+            return not values or db.execute(sql, (*values.values(), *own)).rowcount > 0
 
         return await self._store.write(work, owner)
 

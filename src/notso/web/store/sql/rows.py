@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import date
 from typing import Any, get_origin, get_type_hints
@@ -15,6 +15,7 @@ from notso.web.store.protocol import (
     AnswerTrace,
     Attachment,
     Chat,
+    SettingsChange,
     SettingValue,
     StoredMessage,
     ToolUse,
@@ -146,6 +147,21 @@ def trace_from_row(row: Any) -> AnswerTrace:
 
 def _size(message: StoredMessage, more: str) -> int:
     return ROW_CHARACTERS + len(message.content) + len(message.reasoning) + len(more)
+
+
+def load_settings(row: Any) -> dict[str, SettingValue]:
+    return dict(json.loads(row["settings"])) if row is not None else {}
+
+
+def change_row_settings(
+    db: Database, table: str, condition: str, values: Sequence[Any], change: SettingsChange
+) -> bool:
+    """Replace the settings of one row, which stays locked meanwhile. Return False if there is none."""
+    row = db.execute(f"SELECT settings FROM {table} WHERE {condition}{db.for_update}", values).fetchone()
+    if row is not None:
+        changed = settings_json(change(load_settings(row)))
+        db.execute(f"UPDATE {table} SET settings = ? WHERE {condition}", (changed, *values))
+    return row is not None
 
 
 def settings_json(settings: Mapping[str, SettingValue]) -> str:

@@ -48,9 +48,10 @@ from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import (
     CHAT_FIELDS,
     attachments_from_json,
+    change_row_settings,
     chat_from_row,
+    load_settings,
     message_from_row,
-    settings_json,
     stored_value,
     trace_from_row,
 )
@@ -395,12 +396,8 @@ class SQLStore(Transactions):
 
     async def change_settings(self, owner: str, chat_id: str, change: SettingsChange) -> bool:
         def write(db: Database) -> bool:
-            sql = "SELECT settings FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update
-            row = db.execute(sql, (chat_id, owner)).fetchone()
-            if row is not None:
-                changed = settings_json(change(_load_settings(row)))
-                db.execute("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", (changed, chat_id, owner))
-            return row is not None
+            condition = "id = ? AND owner = ? AND trash_id IS NULL"
+            return change_row_settings(db, "chats", condition, (chat_id, owner), change)
 
         return await self.write(write, owner)
 
@@ -422,14 +419,14 @@ class SQLStore(Transactions):
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         rows = await self.read(owner, _DEFAULTS, owner)
-        return _load_settings(rows[0] if rows else None)
+        return load_settings(rows[0] if rows else None)
 
-    async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None:
-        sql = (
-            "INSERT INTO preferences (owner, settings) VALUES (?, ?)"
-            " ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings"
-        )
-        await self.change(owner, sql, owner, settings_json(settings))
+    async def change_defaults(self, owner: str, change: SettingsChange) -> None:
+        def write(db: Database) -> None:
+            db.execute("INSERT INTO preferences (owner, settings) VALUES (?, '{}') ON CONFLICT DO NOTHING", (owner,))
+            change_row_settings(db, "preferences", "owner = ?", (owner,), change)
+
+        await self.write(write, owner)
 
     async def purge(self, seconds: float) -> int:
         old = await self.write(lambda db: tree_writes.due_trash_ids(db, self._trash_seen, seconds))
@@ -586,15 +583,11 @@ def _query_defaults(db: Database, owner: str) -> Callable[[str], ChatDefaults]:
     defaults, memories = db.execute(_DEFAULTS, (owner,)), db.execute(_MEMORIES, (owner,))
 
     def found(project_id: str) -> ChatDefaults:
-        settings, texts = _load_settings(defaults.fetchone()), tuple(row["text"] for row in memories.fetchall())
+        settings, texts = load_settings(defaults.fetchone()), tuple(row["text"] for row in memories.fetchall())
         project = load_project(db, owner, project_id)
         return ChatDefaults(settings | dict(project.settings if project is not None else {}), project, texts)
 
     return found
-
-
-def _load_settings(row: Any) -> dict[str, SettingValue]:
-    return dict(json.loads(row["settings"])) if row is not None else {}
 
 
 def response_from_row(row: Any) -> StoredResponse:
