@@ -272,6 +272,15 @@ def test_format_applies_to_a_raw_prompt(client: Any) -> None:
     assert json.loads(answer.response) == {"n": 7} and answer.prompt_eval_count < 10, "there is no template"
 
 
+@pytest.mark.parametrize("think", [True, False, "low"])
+def test_thinking_has_no_effect_on_a_raw_prompt(shared: Any, think: Any) -> None:
+    ask = {"prompt": "7 is", "raw": True, "stream": False, "options": {"temperature": 0, "num_predict": 9}}
+    plain, answer = shared.client.post(GENERATE, json=ask), shared.client.post(GENERATE, json=ask | {"think": think})
+    assert answer.status_code == 200 and answer.json()["response"] == plain.json()["response"] != ""
+    assert answer.json()["prompt_eval_count"] == plain.json()["prompt_eval_count"]
+    assert answer.headers.get("x-notso-ignored") == ("think" if think else None)
+
+
 @pytest.mark.parametrize("url", [CHAT, GENERATE])
 def test_empty_request_reports_loaded_model(shared: Any, url: str) -> None:
     answer = shared.client.post(url, json={"keep_alive": -1}).json()

@@ -21,6 +21,7 @@ from notso.web.api.request_fields.fields import (
     Label,
     Name,
     Notes,
+    RequestHint,
     Text,
     Tools,
     accepting,
@@ -273,7 +274,10 @@ CHAT_NOTES: Notes = ANSWER_NOTES | {
 GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "prompt": works("the user's message; a request without it only loads the model"),
     "system": works("system prompt; cannot be combined with `raw`"),
-    "raw": works("true: continue the prompt as it is, without the template; control tokens in it are not recognized"),
+    "raw": works(
+        "true: continue the prompt as it is, without the template; control tokens in it are not recognized, and "
+        "`think` has no effect"
+    ),
     "images": inert("an empty list", "the model reads text only"),
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),
     "template": inert("an empty string", "the model file's own template is used"),
@@ -367,10 +371,13 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     if not prompt:
         return _request(fields, body, ())
     if fields.raw:
-        for name in ("system", "context", "think"):
+        for name in ("system", "context"):
             if getattr(fields, name):
                 raise invalid_field(name, f"{name} cannot be combined with raw")
-        return _request(fields, body, prompt)
+        # As in Ollama, `think` is not refused: it selects a form of the template, which a raw prompt does not use.
+        ignored = (RequestHint("think", "think", False),) if fields.think else ()
+        request = _request(fields.model_copy(update={"think": None}), body, prompt)
+        return replace(request, hints=(*request.hints, *ignored))
     earlier = decode_context(fields.context or ())
     if fields.system:
         earlier = (Message("system", fields.system), *(each for each in earlier if each.role != "system"))
