@@ -121,6 +121,13 @@ def test_uploaded_file_can_be_read_listed_and_deleted(start: Start) -> None:
     ):
         answer = server.client.get("/v1/files", params=wrong)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(wrong)))
+    version = {"anthropic-version": "2023-06-01"}
+    page = server.client.get("/v1/files", headers=version).json()
+    assert page.keys() == {"data", "first_id", "last_id", "has_more", "next_page"}, "not `object`"
+    for each in page["data"]:
+        shown = server.client.get(f"/v1/files/{each['id']}", headers=version).json()
+        assert shown == each and (each["expires_at"] or "Z").endswith("Z") and "object" not in each
+        assert (each["expires_at"] is None) == (each["id"] != file.id)
     assert client.files.list(purpose="batch_output").data == []
     assert client.files.delete(file.id).deleted
     for call in (client.files.retrieve, client.files.content, client.files.delete):

@@ -58,6 +58,7 @@ async def files(request: Request, services: Services, owner: Owner) -> Response:
     shown = [_object(request, each) for each in found if purpose in (None, each.purpose) and not is_expired(each)]
     page = paginate(shown, request.query_params, default_limit=10_000, max_limit=10_000)
     if is_anthropic(request):
+        del page["object"]
         has_next = page["has_more"] and not request.query_params.get("before_id")
         page["next_page"] = f"{PAGE}{page['last_id']}" if has_next else None
     return JSONResponse(page)
@@ -103,7 +104,8 @@ def _object(request: Request, file: StoredFile) -> dict[str, Any]:
             "filename": file.name,
             "mime_type": mimetypes.guess_type(file.name)[0] or "application/octet-stream",
             "size_bytes": file.size,
-            "created_at": datetime.fromtimestamp(file.created_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),
+            "created_at": _timestamp(file.created_ms),
+            "expires_at": _timestamp(file.expires_ms) if file.expires_ms else None,
             "downloadable": True,
         }
     return {
@@ -117,6 +119,10 @@ def _object(request: Request, file: StoredFile) -> dict[str, Any]:
         "status": "processed",
         "status_details": None,
     }
+
+
+def _timestamp(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat().replace("+00:00", "Z")
 
 
 def expiry_ms(expires_after: Mapping[str, Any], now_ms: int, param: str) -> int:
