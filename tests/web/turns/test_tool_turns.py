@@ -250,7 +250,7 @@ def test_permissions_granted_during_other_changes_are_kept(
     assert settings["temperature"] == 0.5
 
 
-def test_summary_and_new_version_are_prepared_with_tools_that_were_starting(using: Callable[..., Any]) -> None:
+def test_every_answer_is_prepared_with_tools_that_were_starting(using: Callable[..., Any]) -> None:
     class Starting(Others):
         is_ready = True
 
@@ -272,11 +272,13 @@ def test_summary_and_new_version_are_prepared_with_tools_that_were_starting(usin
         return prepare(messages, params, options)
 
     engine.prepare = record  # type: ignore[method-assign]
-    for action in (f"messages/{turn.message_id}/regenerate", "summarize"):
+    chat, message = f"/chats/{turn.chat_id}", f"/chats/{turn.chat_id}/messages/{turn.message_id}"
+    paths = (f"{message}/continue", f"{message}/regenerate", f"{chat}/messages", f"{chat}/summarize", "/chats")
+    for path in paths:
         source.is_ready = False
-        assert server.client.post(f"/chats/{turn.chat_id}/{action}", data={"key": new_id()}).is_redirect, action
+        assert server.client.post(path, data={"key": new_id(), "text": "go"}).is_redirect, path
         server.on_loop(server.chat.turns.wait_for_all)
-    assert len(prepared) == 2 and all(prepared)
+    assert len(prepared) == len(paths) and all(prepared)
 
 
 async def nothing(arguments: Mapping[str, Any], context: ToolContext) -> str:
