@@ -241,6 +241,12 @@ def test_keep_alive_sets_model_expiration(start: Start, folder: Path) -> None:
     server.wait(lambda: shelf.order[-1] == "close Two-Q8_0")
     assert server.client.post("/api/chat", json={"model": "two-q8_0", "keep_alive": 60}).json()["done_reason"] == "load"
     assert shelf.order[-1] == "load Two-Q8_0"
+    assert until(model="two-q8_0", keep_alive=-1)[1] == "2200"
+    for changes in ({"keep_alive": 60}, {}):
+        too_long = {"model": "two-q8_0", "messages": [{"role": "user", "content": "word " * 5000}], **changes}
+        assert server.client.post("/api/chat", json=too_long).status_code == 400
+        models = server.client.get("/api/ps").json()["models"]
+        assert models[1]["expires_at"][:4] == "2200", "a refused request does not change the timer"
     refused = server.client.post("/api/chat", json={"messages": HELLO, "keep_alive": "soon"})
     assert refused.status_code == 400 and "keep_alive" in refused.json()["error"]
 

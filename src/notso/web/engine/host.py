@@ -94,7 +94,7 @@ class ServedModel:
     def mark_unloaded(self) -> ChatEngine | None:
         """Mark as unloaded; return the engine to close."""
         engine, self.engine = self.engine, None
-        self.state, self.leaving = "unloaded", False
+        self.state, self.leaving, self.keep_alive_s = "unloaded", False, None
         if engine is not None:
             self.adapters = tuple(AdapterSource(i.name, i.path, i.scale) for i in engine.adapters.infos.values())
         return engine
@@ -247,7 +247,6 @@ class EngineHost:
         if not served.accepts_requests:
             return None
         served.users += 1
-        served.keep_alive_s = None
         if served.expires is not None:
             served.expires.cancel()
             served.expires = None
@@ -260,8 +259,8 @@ class EngineHost:
             self._schedule_unload(served)
             self._notify_changed()
 
-    def keep(self, served: ServedModel, seconds: float) -> None:
-        """Set the idle time before unloading (negative: unlimited). The next request resets it."""
+    def keep(self, served: ServedModel, seconds: float | None) -> None:
+        """Set the idle time before unloading (negative: unlimited; None: the default). The next request resets it."""
         served.keep_alive_s = seconds
         self._schedule_unload(served)
 

@@ -239,6 +239,8 @@ class RunningRequest:
             if engine is not None and not self._stopped:
                 context = contextvars.copy_context()  # so that the engine's log records contain the request id
                 await off_loop(lambda: context.run(self._submit, engine, submit))
+                if self._served is not None:
+                    self._requests.host.keep(self._served, None)
             else:
                 self._follow_generations()
         except BaseException:

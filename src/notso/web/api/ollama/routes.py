@@ -362,8 +362,7 @@ async def _answer(request: Request, api_request: OllamaRequest) -> Response:
             name, reason = requested_name or served.name, "unload"
         else:
             async with serving(services, api_request.model) as model:
-                if api_request.keep_alive_s is not None:
-                    host.keep(served, api_request.keep_alive_s)
+                host.keep(served, api_request.keep_alive_s)
                 name, reason = requested_name or listed_name(model.info), "load"
         body = OllamaSerializer(api_request, name).empty_body(reason)
         return JSONResponse(body, headers=ignored_headers(api_request))

@@ -247,8 +247,6 @@ async def respond(
         info = reported_model_info(host, choice, engine.info)
         dropped = find_dropped_parts(info, api_request, strict=services.shared.settings.strict_fields)
         await _check_prompts(request, api_request, engine)
-        if api_request.keep_alive_s is not None:
-            host.keep(host.model(choice.model), api_request.keep_alive_s)
         _check_choices(api_request, info, conversation)
         serializer = serializer_of(info)
         running.name = serializer.id
@@ -269,7 +267,10 @@ async def respond(
             await running.begin(Submissions(submissions), lambda work: run_prompt_work(request, work))
             # `running.begin` comes first, because its errors name the field of an invalid schema. The headers are built
             # here and not after the `try`, so that `running` is closed if the queue of `run_prompt_work` is full.
-            return await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
+            headers = await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
+            if api_request.keep_alive_s is not None:  # last, because a rejected request must not change the timer
+                host.keep(host.model(choice.model), api_request.keep_alive_s)
+            return headers
 
         if conversation is None:
             headers = await begin()
