@@ -304,6 +304,28 @@ def test_logout_invalidates_session_cookie(start: Start) -> None:
     assert server.client.get("/", headers=cookie).status_code == 401, "logout must invalidate copies of the cookie"
 
 
+@pytest.mark.parametrize(("path", "form"), [("/logout", {}), ("/login", {"api_key": KEY})])
+def test_end_of_a_session_ends_its_streams_only(start: Start, path: str, form: dict[str, str]) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    browser, other = (httpx.Client(base_url=server.address, timeout=60) for _ in range(2))
+    for client in (browser, other):
+        client.post("/login", data={"api_key": KEY})
+    tab = {"tab": new_id()}
+    bearer = {"Authorization": f"Bearer {KEY}"}
+    with (
+        browser.stream("GET", "/feed", params=tab) as feed,
+        other.stream("GET", "/feed", params=tab) as second,
+        browser.stream("GET", "/feed", params=tab, headers=bearer) as third,
+    ):
+        assert [each.status_code for each in (feed, second, third)] == [200, 200, 200]
+        assert browser.post(path, data=form).status_code == 303, "the response arrives"
+        with pytest.raises(httpx.RemoteProtocolError):
+            feed.read()
+        server.on_loop(lambda: server.chat.feed.announce("local", new_id(), ""))
+        for stream in (second, third):
+            assert any(b"chats" in each for each in stream.iter_raw()), "the stream of another session or key ended"
+
+
 def test_logout_redirects_home_without_api_key(shared: Any) -> None:
     assert "/logout" not in shared.client.get("/settings").text
     assert shared.client.post("/logout").headers["location"] == "/"

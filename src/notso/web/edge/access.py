@@ -13,14 +13,15 @@ import ipaddress
 import json
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol, cast
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from notso.web.edge.connections import KeyWatch
+from notso.web.edge.connections import ClientConnection, KeyWatch, connection_of
 from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
@@ -148,6 +149,10 @@ class _Session:
     used: float
     shared: float  # when the session was last written to the shared storage
     caller: Caller
+    # Connections of the session's requests, by uvicorn's object for the response.
+    running: weakref.WeakKeyDictionary[Any, weakref.ref[ClientConnection]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
     def is_expired(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
@@ -212,8 +217,8 @@ class KeyRing:
         await self._share_session(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
-    async def end_session(self, token: str) -> None:
-        """End the session of a cookie value on all replicas."""
+    async def end_session(self, token: str, request: Request | None = None) -> None:
+        """End the session of a cookie value on all replicas. Close the connections of its requests except `request`."""
         # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
         # is stored that outlives the session. The message is sent afterward: a replica that loads the session
         # meanwhile either finds the revocation or receives the message.
@@ -221,6 +226,9 @@ class KeyRing:
         if self._storage is not None:
             await self._storage.set_value(_revocation_key(digest), "1", SESSION_SECONDS)
             self._storage.send("logout", session=digest.hex())
+        session, connection = self._sessions.get(digest), connection_of(request.scope) if request is not None else None
+        if session is not None and connection is not None:
+            session.running.pop(connection.cycle, None)
         self._drop(digest)
 
     def rejects(self, invalid_key: str) -> bool:
@@ -249,7 +257,11 @@ class KeyRing:
                 return caller
             if any(map(self.rejects, keys)):
                 return None
-        if (session_caller := await self._resume_session(request.cookies.get(cookie_name(request), ""))) is not None:
+        token = request.cookies.get(cookie_name(request), "")
+        if (session_caller := await self._resume_session(token)) is not None:
+            if (connection := connection_of(request.scope)) is not None:
+                # Immediately, because a request that is not listed when the session ends would continue.
+                self._sessions[_digest(token)].running[connection.cycle] = weakref.ref(connection)
             # If the session's key was revoked, deny access even on an open server: the sender is not the local user.
             return await self.with_current_key(session_caller)
         if self.is_open:
@@ -289,7 +301,7 @@ class KeyRing:
                     return None
             session.shared = now
             await self._share_session(digest, session)
-        return session.caller
+        return session.caller if self._sessions.get(digest) is session else None  # None: ended in the meantime
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
         # At the limit, end the oldest session of the owner with the most sessions. Otherwise, one user could sign out
@@ -297,7 +309,6 @@ class KeyRing:
         while len(self._sessions) >= self._max_sessions:
             largest = max(self._digests_by_owner.values(), key=lambda digests: len(digests))
             self._drop(next(iter(largest)))
-        self._drop(digest)
         self._sessions[digest] = session
         self._digests_by_owner.setdefault(session.caller.owner, {})[digest] = None
         return session
@@ -309,6 +320,9 @@ class KeyRing:
             del digests[digest]
             if not digests:
                 del self._digests_by_owner[session.caller.owner]
+            for cycle, reference in list(session.running.items()):
+                if (connection := reference()) is not None and connection.is_answering(cycle):
+                    connection.transport.close()
 
     async def _share_session(self, digest: bytes, session: _Session) -> None:
         # The entry is signed, so that write access to the shared storage is not enough to forge a session.
@@ -326,6 +340,8 @@ class KeyRing:
             caller = Caller(*fields)
         except TypeError:  # written by a release in which Caller has different fields
             return None
+        if digest in self._sessions:  # a concurrent request has loaded it
+            return self._sessions[digest]
         return self._add(digest, _Session(began, self._clock(), 0.0, caller))
 
     def _signature(self, digest: bytes, text: str) -> str:

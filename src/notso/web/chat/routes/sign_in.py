@@ -90,7 +90,7 @@ async def provider_callback(page: Page) -> Response:
 async def logout(page: Page, _: Fields) -> Response:
     # Ending the session also invalidates copies of its cookie.
     ring, name = _key_ring(page), cookie_name(page.request)
-    await ring.end_session(page.request.cookies.get(name, ""))
+    await ring.end_session(page.request.cookies.get(name, ""), page.request)
     await _audit(page, caller_of(page.request), "signed out")
     response = RedirectResponse("/" if ring.is_open else "/login", 303)
     response.delete_cookie(name, httponly=True, samesite="strict", secure=_is_secure(page))
@@ -104,6 +104,8 @@ def _key_ring(page: PageRequest) -> KeyRing:
 
 async def _begin_session(page: PageRequest, response: Response, caller: Caller | None, *, secure: bool) -> None:
     ring = _key_ring(page)
+    if replaced := page.request.cookies.get(cookie_name(page.request), ""):
+        await ring.end_session(replaced, page.request)
     token = await (ring.new_session(caller) if caller is not None else ring.new_session())
     response.set_cookie(cookie_name(page.request), token, httponly=True, samesite="strict", secure=secure)
     if caller is not None:
