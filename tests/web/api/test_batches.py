@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -17,13 +18,16 @@ import openai
 import pytest
 from architecture.test_growth import check_growth
 from scripted_engine import ScriptedEngine, say
+from starlette.responses import JSONResponse
 
 from notso.smollm3 import EngineLostError, Event, Message
 from notso.web.api.batches import files
+from notso.web.api.batches.runner import _Run
 from notso.web.api.shared.background import MAX_FAILURES, Repetition
 from notso.web.edge.errors import ApiError
-from notso.web.store.records import StoredFile
+from notso.web.store.records import StoredBatch, StoredFile
 from notso.web.store.sql.records import SQLRecords
+from notso.web.values.errors import EngineUnavailableError
 
 Start = Callable[..., Any]
 CHAT = "/v1/chat/completions"
@@ -365,6 +369,35 @@ def test_batch_stops_repeating_a_request_that_loses_the_engine(start: Start, mon
     assert failed["custom_id"] == "r1" and failed["response"]["status_code"] == 503
     assert failed["response"]["body"]["error"]["code"] == "engine_lost"
     assert sorted(asked) == ["question 1"] * (MAX_FAILURES + 1) + ["question 2"] * (MAX_FAILURES + 1)
+
+
+def test_request_is_left_to_the_next_process_if_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = list[None]()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        answered.append(None)
+        shared.stopping = len(answered) == MAX_FAILURES
+        await JSONResponse({}, 503)(scope, receive, send)
+
+    async def with_current_key(caller: object) -> object:
+        return caller
+
+    monkeypatch.setattr("notso.web.api.shared.background.LONGEST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr("notso.web.api.shared.background.LONGEST_RETRY_SECONDS", 0)
+    shared: Any = SimpleNamespace(stopping=False, store=SimpleNamespace(records=None))
+    runner: Any = SimpleNamespace(
+        services=SimpleNamespace(shared=shared, inner_app=answer),
+        ring=SimpleNamespace(with_current_key=with_current_key),
+        app=None,
+    )
+    batch = StoredBatch("batch_1", "local", 1, {}, {"caller": ["local", ""]})
+
+    async def send() -> None:
+        await _Run(runner, batch, asyncio.Event())._send_request(CHAT, b"{}", Repetition())
+
+    with pytest.raises(EngineUnavailableError, match="the server is stopping"):
+        asyncio.run(send())
+    assert len(answered) == MAX_FAILURES
 
 
 def test_pauses_before_repetitions_grow(monkeypatch: pytest.MonkeyPatch) -> None:

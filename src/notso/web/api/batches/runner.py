@@ -29,6 +29,7 @@ from notso.web.edge.errors import ApiEdge, ApiError
 from notso.web.store.protocol import UNSHARED_SEARCH_SECONDS
 from notso.web.store.records import StoredBatch, StoredFile
 from notso.web.values.durations import current_ms
+from notso.web.values.errors import EngineUnavailableError
 from notso.web.values.json_steps import json_bytes
 from notso.web.values.request_id import HEADER
 
@@ -224,6 +225,8 @@ class _Run:
                 return 401, {}, json.dumps(error.body).encode()
             scope = {**internal_scope(self._runner.app, url, caller), BACKGROUND: True}
             status, headers, answer = await send_internal(self._inner_app, scope, body)
+            if status == 503 and self._services.shared.stopping:
+                raise EngineUnavailableError("the server is stopping")  # the next process repeats the request
             if not await repetition.wait(status, headers):
                 return status, headers, answer
 
