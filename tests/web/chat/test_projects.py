@@ -315,6 +315,8 @@ def test_a_member_can_leave_a_project(start: Start, tmp_path: Path) -> None:
     assert (left.status_code, left.headers["location"]) == (303, "/documents")
     assert (bob.get(page).status_code, eve.get(page).status_code) == (404, 200)
     assert bob.post(f"{page}/members/remove", data={"member": own}).status_code == 404
+    book.revoke("ann")
+    assert (ann.get(page).status_code, eve.get(page).status_code) == (401, 200), "unlike links, members are known"
 
 
 def test_member_reuses_the_cached_project_prefix(start: Start, tmp_path: Path) -> None:
