@@ -177,6 +177,8 @@ FAILURES = [
     (model.TemplateError("the template calls foo"), 3, "notso inspect"),
     (model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1), 4, "--context"),
     (MemoryError(), 4, "--context"),
+    (ImportError("x.so: failed to map segment from shared object"), 4, "probably out of memory: "),
+    (RuntimeError("can't start new thread"), 4, "--context"),
     (OSError(errno.ENOSPC, "No space left on device", "out.gguf"), 4, "out.gguf: No space left"),
     (web.DataDirectoryBusyError("in use: choose another with --data-dir"), 5, "another with --data-dir"),
     (web.DataDirectoryNewerError("made by release 9"), 5, "made by release 9. Use another directory with --data-dir"),

@@ -68,6 +68,7 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
     # Imported only here, because these packages may import numpy, which would slow down --help.
     import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
+    from notso.system.memory import is_memory_shortage
 
     if isinstance(error, model.InvalidRequestError) and not isinstance(error, model.ContextLengthError):
         return WRONG_USAGE, str(error), _option_advice(error.param, command)
@@ -87,12 +88,15 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
         (model.DownloadError, NETWORK, ""),
         *_rows_of_package(error),
         (qtensor.NotsoError, FAILED, ""),
-        (MemoryError, NO_ROOM, _close_programs_advice),
         (KeyboardInterrupt, INTERRUPTED, ""),
     )
     for kind, code, advice in rows:
         if isinstance(error, kind):
             return code, str(error) or type(error).__name__, advice
+    if is_memory_shortage(error) and not isinstance(error, OSError):
+        memory = qtensor.available_memory()
+        message = f"probably out of memory: {memory.source} leaves {memory.available_bytes >> 20:,} MiB"
+        return NO_ROOM, f"{message} ({type(error).__name__}: {error})", _close_programs_advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
     message = f"unexpected error ({type(error).__name__}: {error})"

@@ -7,6 +7,7 @@ process limits (ulimit).
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import resource
@@ -105,6 +106,17 @@ def memory_limits(
 
 def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> MemoryLimit:
     return min(memory_limits(mapped_bytes, proc), key=lambda limit: limit.available_bytes)
+
+
+def is_memory_shortage(error: BaseException) -> bool:
+    """Return whether the system refused to allocate memory, to map a library, or to start a thread."""
+    thread_errors = ("can't start new thread", "unable to start watchdog thread")
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, ImportError) and "failed to map segment" in str(error))
+        or (type(error) is RuntimeError and str(error).startswith(thread_errors))
+    )
 
 
 def _own_bytes(proc: Path = Path("/proc")) -> int:

@@ -483,7 +483,10 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Ready<' in answer
 
 
-@pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret")])
+UNMAPPED = "/secret/x.so: failed to map segment from shared object"
+
+
+@pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret"), ImportError(UNMAPPED)])
 def test_model_load_failure_returns_503_and_keeps_typed_text(start: Start, error: Exception) -> None:
     gate = threading.Event()
 
@@ -500,6 +503,7 @@ def test_model_load_failure_returns_503_and_keeps_typed_text(start: Start, error
     assert answer.status_code == 503
     assert "My words" in answer.text
     reason = "no SmolLM3" if isinstance(error, ModelFileError) else "could not be loaded; see"
+    reason = "could not be loaded, probably for lack of memory: " if isinstance(error, ImportError) else reason
     assert reason in answer.text and "secret" not in answer.text
 
 

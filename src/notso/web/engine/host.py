@@ -12,7 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from notso.smollm3 import AdapterSource, EngineStats, ModelError, ModelInfo, OutOfMemoryError, release_freed_memory
+from notso.smollm3 import (
+    AdapterSource,
+    EngineStats,
+    ModelError,
+    ModelInfo,
+    OutOfMemoryError,
+    available_memory,
+    release_freed_memory,
+)
+from notso.system.memory import is_memory_shortage
 from notso.web.engine.port import ChatEngine, EngineSource, ReturningSource
 from notso.web.values.errors import NotsoError
 from notso.web.values.fair_queue import WorkerThreads
@@ -305,9 +314,14 @@ class EngineHost:
             engine = await self._load_engine(served)
         except NotsoError as error:
             failure = error.sentence
-        except Exception:
-            logger.exception("the engine could not be loaded")
-            failure = "the model could not be loaded; see the server's log"
+        except Exception as error:
+            reason = ""
+            if is_memory_shortage(error):
+                memory = available_memory()
+                left = f"{memory.source} leaves {memory.available_bytes >> 20:,} MiB"
+                reason = f", probably for lack of memory: {left}"
+            logger.exception("the engine could not be loaded%s", reason)
+            failure = f"the model could not be loaded{reason}; see the server's log"
         finally:
             for each in self.models():
                 each.leaving = False
