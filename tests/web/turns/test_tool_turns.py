@@ -250,7 +250,7 @@ def test_permissions_granted_during_other_changes_are_kept(
     assert settings["temperature"] == 0.5
 
 
-def test_every_answer_is_prepared_with_tools_that_were_starting(using: Callable[..., Any]) -> None:
+def test_summary_and_new_version_are_prepared_with_tools_that_were_starting(using: Callable[..., Any]) -> None:
     class Starting(Others):
         is_ready = True
 
@@ -272,13 +272,18 @@ def test_every_answer_is_prepared_with_tools_that_were_starting(using: Callable[
         return prepare(messages, params, options)
 
     engine.prepare = record  # type: ignore[method-assign]
-    chat, message = f"/chats/{turn.chat_id}", f"/chats/{turn.chat_id}/messages/{turn.message_id}"
-    paths = (f"{message}/continue", f"{message}/regenerate", f"{chat}/messages", f"{chat}/summarize", "/chats")
-    for path in paths:
+    for action in (f"messages/{turn.message_id}/regenerate", "summarize"):
         source.is_ready = False
+        assert server.client.post(f"/chats/{turn.chat_id}/{action}", data={"key": new_id()}).is_redirect, action
+        server.on_loop(server.chat.turns.wait_for_all)
+    assert len(prepared) == 2 and all(prepared)
+    message = f"/chats/{turn.chat_id}/messages"
+    for path in (f"{message}/{turn.message_id}/continue", message, "/chats"):
+        source.is_ready = False
+        count = len(engine.requests)
         assert server.client.post(path, data={"key": new_id(), "text": "go"}).is_redirect, path
         server.on_loop(server.chat.turns.wait_for_all)
-    assert len(prepared) == len(paths) and all(prepared)
+        assert len(engine.requests) == count + 1 and engine.requests[-1].options.tools, path
 
 
 async def nothing(arguments: Mapping[str, Any], context: ToolContext) -> str:

@@ -108,7 +108,6 @@ async def submit_question(
             choice = await resolve_model_choice(*engine_and_registry(user.services), view.settings.model)
             question_view = view.with_question(user_message)
             answer = replace(_new_message(chat), model=_model_name(user.services, choice))
-            await user.services.toolbox.ready(view.settings.tool_names)
             request, _ = await build_request(user, question_view, choice, answer)
             parts = await _build_parts(user, question_view, request) if "every" in fields else ()
             prepared = None if parts else await _prepare_if_possible(user.services, running, request, question_view)
@@ -197,7 +196,6 @@ async def continue_answer(
         view = view.with_settings(own)
         prepared = None
         if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
-            await user.services.toolbox.ready(view.settings.tool_names)
             request, _ = await build_request(user, view, choice, answer)
             request = continuation_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _prepare_if_possible(user.services, running, request, view)
