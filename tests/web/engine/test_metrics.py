@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import ScriptedEngine
 
-from notso.smollm3 import EngineStats, Usage
+from notso.smollm3 import AdapterSource, EngineStats, Usage
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics
 
@@ -165,6 +165,21 @@ def test_engine_statistics_are_exported(engine: EngineHost) -> None:
     }
     for name, value in expected.items():
         assert found[f"notso_{name}"] == pytest.approx(value), name
+
+
+def test_adapters_are_exported_as_for_an_inference_gateway(engine: EngineHost) -> None:
+    def labels() -> list[dict[str, str]]:
+        families = text_string_to_metric_families(Metrics(engine).text().decode())
+        return [
+            each.labels for family in families if family.name == "notso_lora_requests_info" for each in family.samples
+        ]
+
+    assert labels() == [{"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}]
+    assert engine.engine is not None
+    for name in ("One", "two"):
+        engine.engine.adapters.add(AdapterSource(name, f"{name}.gguf"))
+    names = "scripted:one,scripted:two"
+    assert labels() == [{"max_lora": "2", "running_lora_adapters": names, "waiting_lora_adapters": ""}]
 
 
 def test_every_metric_is_documented(engine: EngineHost) -> None:

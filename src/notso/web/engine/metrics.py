@@ -1,7 +1,7 @@
 """Prometheus metrics, named as in vLLM (but with the prefix `notso`) and as in llama.cpp, so that existing dashboards
 can be reused.
 
-Labels have values from fixed sets only: no addresses, user names or user text.
+Except for names of adapters, labels have values from fixed sets only: no addresses, user names or user text.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.smollm3 import EngineStats, FinishReason, Usage, process_memory
+from notso.smollm3 import EngineStats, FinishReason, ModelInfo, Usage, process_memory
 from notso.web.engine.host import EngineHost
+from notso.web.engine.model_names import adapter_id, adapter_names
 
 FIRST_ESTIMATE_SECONDS = 10.0  # assumed seconds per answer before the first answer has been measured
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -170,7 +171,18 @@ class _EngineCollector(Collector):
             "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
         )
         yield _counter("num_preemptions", "Requests preempted for lack of KV cache blocks.", stats.preemptions_total)
+        yield self._adapters(info)
         yield from _llama_cpp_metrics(stats)
+
+    def _adapters(self, info: ModelInfo) -> Metric:
+        # As in the model server protocol of Kubernetes' Gateway API Inference Extension. No adapter ever waits, and
+        # requests cannot load further adapters, so the maximum is the number of loaded ones.
+        names = [adapter_id(info, name) for name in adapter_names(self._engine.default)]
+        labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        help = "LoRA adapters that requests can use; the value is the current Unix time."
+        family = GaugeMetricFamily("notso_lora_requests_info", help, labels=labels)
+        family.add_metric([str(len(names)), ",".join(names), ""], time.time())
+        return family
 
 
 def _llama_cpp_metrics(stats: EngineStats) -> Iterator[Metric]:
