@@ -102,6 +102,28 @@ def xlsx(cells: str, name: str = "Prices", **members: str | bytes) -> bytes:
     return archive(own | members)
 
 
+def compound_file(name: str, content: bytes) -> bytes:
+    """Create a compound file ([MS-CFB]) with one stream, which is in the short stream if it is below 4,096 bytes."""
+
+    def entry(text: str, kind: int, child: int, start: int, size: int) -> bytes:
+        held = text.encode("utf-16-le") + b"\0\0" if text else b""
+        links = struct.pack("<HBB3I36x", len(held), kind, 1, END, END, child)
+        return held.ljust(64, b"\0") + links + struct.pack("<IQ", start, size)
+
+    END, is_short = 0xFFFFFFFF, len(content) < 4096
+    held = content.ljust(-(-len(content) // 512) * 512, b"\0")
+    count = len(held) // 512  # sectors 3 and following; 0: table, 1: directory, 2: table of short sectors
+    chain = [*range(4, 3 + count), END - 1]
+    table = struct.pack("<128I", *[END - 2, END - 1, END - 1, *chain], *[END] * (125 - count))
+    short = [*range(1, count * 8), END - 1] if is_short else []
+    short_table = struct.pack("<128I", *short, *[END] * (128 - len(short)))
+    root = entry("Root Entry", 5, 1, 3 if is_short else END - 1, len(held) if is_short else 0)
+    directory = root + entry(name, 2, END, 0 if is_short else 3, len(content)) + entry("", 0, END, 0, 0) * 2
+    header = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + struct.pack("<16x5H6x", 0x3E, 3, 0xFFFE, 9, 6)
+    header += struct.pack("<9I", 0, 1, 1, 0, 4096, 2, 1, END - 1, 0) + struct.pack("<109I", 0, *[END] * 108)
+    return header + table + directory + short_table + held
+
+
 def cell(place: str, text: str) -> str:
     return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
 

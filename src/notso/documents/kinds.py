@@ -122,24 +122,14 @@ def _zip_kind(file: BinaryIO, warnings: list[str]) -> str:
     raise UnreadableError("is an archive; attach the files in it instead", "document_archive")
 
 
-def _read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    try:
-        yield from list(read_spreadsheet(file, warnings))
-    except UnreadableError as error:
-        if error.code != "document_damaged":
-            raise
-        # The library does not accept XML with indentation, which SheetJS writes.
-        yield from office.read_odf(file, warnings)
-
-
 _ARCHIVE_READERS: dict[str, Callable[[BinaryIO, list[str]], Iterator[str]]] = {
     "DOCX": word.read_docx,
     "PPTX": office.read_pptx,
     "ODT": office.read_odf,
     "ODP": office.read_odf,
     "EPUB": office.read_epub,
-    "ODS": _read_ods,
-    "XLSX": read_spreadsheet,
+    "ODS": office.read_ods,
+    "XLSX": office.read_xlsx,
 }
 
 

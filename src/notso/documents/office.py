@@ -27,7 +27,7 @@ from notso.documents.formulas import (
 )
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing
-from notso.documents.tables import format_number, line_of, markdown_lines
+from notso.documents.tables import format_number, line_of, markdown_lines, read_spreadsheet
 from notso.documents.values import UnreadableError, check_pages
 
 MAX_REPEATED = 1_000
@@ -217,6 +217,46 @@ def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
                 if relationship.endswith(f"/{kind}") and (further := _slide_text(archive, {}, part)):
                     text += f"\n\n{label}{further}"
         yield text
+
+
+def read_xlsx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
+    """Yield the visible sheets of an XLSX or XLSB file with their charts and text boxes."""
+    archive = Archive(file)
+
+    def read_drawings(sheet: str) -> str:
+        texts = list[str]()
+        with suppress(UnreadableError):
+            for kind, part in relationships(archive, sheet).values() if sheet else ():
+                if kind.endswith("/drawing"):
+                    texts.append(_slide_text(archive, relationships(archive, part), part))
+        return "\n\n".join(filter(None, texts))
+
+    yield from read_spreadsheet(file, warnings, read_drawings)
+
+
+def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
+    """Yield the visible sheets of an OpenDocument spreadsheet."""
+    archive, styles = Archive(file), _ODFStyles()
+    styles.read(optional_events(archive, "styles.xml"), "automatic-styles")
+    styles.read(optional_events(archive, "content.xml"), "body")
+    names = [re.escape(each.encode()) for each in styles.forms]
+    formed = re.compile(rb"""style-name=["'](?:%b)["']""" % b"|".join(names))
+    start = next(archive.pieces("content.xml"), b"") if names and "content.xml" in archive.names else b""
+    root = re.search(rb"<([\w:-]+document-content)\b[^<>]*>", start)  # with the declarations of namespaces
+
+    def read_text(cell: bytes) -> str:
+        with suppress(UnreadableError):
+            if root is not None and formed.search(cell):
+                return "\n".join(_odf_pages(styles, xml_events(iter((b"%b%b</%b>" % (root[0], cell, root[1]),)))))
+        return ""
+
+    try:
+        yield from list(read_spreadsheet(file, warnings, read_ods_text=read_text))
+    except UnreadableError as error:
+        if error.code != "document_damaged":
+            raise
+        # The library does not accept XML with indentation, which SheetJS writes.
+        yield from read_odf(file, warnings)
 
 
 def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:

@@ -6,8 +6,9 @@ import csv
 import io
 import posixpath
 import re
+import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, time, timedelta
 from itertools import groupby
@@ -42,20 +43,32 @@ _CELL = rb"<(?:\w+:)?c\b(?=[^<>]*\s(?:%%b))([^<>]*)>\s*(?:%b)?%b" % (_FORMULA, _
 _PLACE = re.compile(rb"""\sr=["']([A-Z]{1,3})([0-9]{1,7})["']""")
 _STYLE = re.compile(rb"""\ss=["']([0-9]{1,7})["']""")
 _TYPE = re.compile(rb"""\st=["'](e|s|str|inlineStr)["']""")
+_CELL_START = re.compile(rb"<(?:\w+:)?c\b")
 _FORMS = re.compile(rb"vertAlign|strike")
 _NAMESPACES = re.compile(rb"(</?)\w+:")
-_ODS_PLACE = re.compile(rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>")
+# Tags of tables in ODS files, with the content that follows them.
+_ODS_START = re.compile(rb"</?table:")
+_ODS_PLACE = re.compile(
+    rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>((?:[^<]++|<(?!/?table:))*+)"
+)
 _ODS_UNIT = re.compile(
     rb"""value-type=["'](?:(percentage)|currency["'].{0,200}?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
 )
+_ODS_ERROR = re.compile(rb"""value-type=["']error["'][^<>]*>\s*<text:p>([^<>]{1,100})<""")
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # repetitions of a cell
+_MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # characters
 _MAX_STYLES = 100  # in a pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
 """Types of XLSB records for cells without a column, which SheetJS writes. The library skips these cells."""
+_UNITS = {9: "%", 10: "%"}
+"""Units of the built-in number formats."""
+_ERRORS = {0: "#NULL!", 7: "#DIV/0!", 15: "#VALUE!", 23: "#REF!", 29: "#NAME?", 36: "#NUM!", 42: "#N/A"}
+"""Errors in XLS and XLSB files."""
+_BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
 
 
 def markdown_lines(table: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -119,26 +132,41 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
 
 
-def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError."""
+def read_spreadsheet(
+    file: BinaryIO,
+    warnings: list[str],
+    read_drawings: Callable[[str], str] = lambda part: "",
+    read_ods_text: Callable[[bytes], str] = lambda cell: "",
+) -> Iterator[str]:
+    """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError.
+
+    read_drawings: returns the text of the charts and text boxes of a sheet (a part of an XLSX or XLSB file).
+    read_ods_text: returns the text of a cell of an ODS file (XML) if it has superscripts, otherwise an empty text.
+    """
     import python_calamine
 
-    shown = None
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
-        shown = _Shown(Archive(file))  # a second Archive, because each limits what it inflates
+        shown: _Shown = _ShownInArchive(Archive(file), read_ods_text)  # each Archive limits what it inflates
+    else:
+        file.seek(0)
+        shown = _ShownInXLS(file.read())
     file.seek(0)
     try:
         workbook = python_calamine.CalamineWorkbook.from_filelike(file)
         for number, sheet in enumerate(workbook.sheets_metadata):
-            is_visible = sheet.visible is python_calamine.SheetVisibleEnum.Visible
-            if is_visible and sheet.typ is python_calamine.SheetTypeEnum.WorkSheet:
+            if sheet.visible is not python_calamine.SheetVisibleEnum.Visible:
+                continue
+            lines = list[str]()
+            is_table = sheet.typ is python_calamine.SheetTypeEnum.WorkSheet
+            if is_table:
                 cells = workbook.get_sheet_by_name(sheet.name)
-                rows: Iterator[list[str]] = ([_format_value(each) for each in row] for row in cells.iter_rows())
-                if shown is not None and cells.start is not None:
-                    rows = shown.added(number, sheet.name, cells.iter_rows(), cells.start[1])
-                lines = markdown_lines(rows)
+                left = cells.start[1] if cells.start is not None else 0
+                lines += markdown_lines(shown.added(number, sheet.name, cells.iter_rows(), left))
+            drawings = read_drawings(shown.parts.get(sheet.name, ""))
+            if is_table or drawings:
+                lines += [""] * bool(lines and drawings) + [drawings] * bool(drawings)
                 yield "\n".join([f"## {_cell(sheet.name)}", "", *lines])
     except python_calamine.PasswordError:
         raise UnreadableError("is encrypted", "document_encrypted") from None
@@ -149,29 +177,91 @@ def read_spreadsheet(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
 
 class _Shown:
-    # What the library does not read: percent signs and currencies (in XLSX files, they are in the formats of cells),
-    # errors, and superscripts.
-    def __init__(self, archive: Archive) -> None:
+    # What the library does not read: percent signs and currencies (except in ODS files, they are in the formats of
+    # cells), errors, and superscripts.
+    def __init__(self) -> None:
+        self.parts: dict[str, str] = {}  # by name of the sheet
+        self._units: list[str] = []  # by number of the style
+
+    def cells(self, sheet: int, name: str) -> Iterable[tuple[int, int, str, str]]:
+        """Yield row, column, unit and text."""
+        raise NotImplementedError
+
+    def unit(self, style: int) -> str:
+        return self._units[style] if style < len(self._units) else ""
+
+    def added(self, sheet: int, name: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
+        # Yields the texts of each row. left: the first column.
+        groups = _Groups(self.cells(sheet, name))
+        for number, row in enumerate(rows):
+            yield _added_to(row, groups.get(number), left)
+        # In XLSB files, the library skips errors of formulas, which may be the last cells.
+        yield from (_added_to((), cells, left) for _, cells in groups.rest())
+
+
+def _added_to(row: Sequence[Any], cells: Iterable[tuple[int, int, str, str]], left: int) -> list[str]:
+    texts = [_format_value(each) for each in row]
+    for _, column, unit, text in cells:
+        value = row[column - left] if left <= column < left + len(row) else None
+        if unit and isinstance(value, int | float) and not isinstance(value, bool):
+            text = _with_unit(value, unit)
+        if text and 0 <= column - left < _MAX_SHEET_COLUMNS:
+            texts += [""] * (column - left + 1 - len(texts))
+            texts[column - left] = text
+    return texts
+
+
+class _ShownInArchive(_Shown):
+    def __init__(self, archive: Archive, read_ods_text: Callable[[bytes], str]) -> None:
+        super().__init__()
         self._archive = archive
+        self._read_ods_text = read_ods_text
         self._ods_sheets = _Groups(self._ods_cells())
-        targets = {each.get("Id", ""): each.get("Target", "") for _, each in self._elements("_rels/workbook.xml.rels")}
-        self._parts = {  # by name of the sheet
-            each["name"]: posixpath.join("/xl", targets.get(each.get("id", ""), ""))[1:]
+        is_binary = "xl/workbook.bin" in archive.names
+        rels = self._elements(f"_rels/workbook.{'bin' if is_binary else 'xml'}.rels")
+        targets = {each.get("Id", ""): each.get("Target", "") for _, each in rels}
+        self._strings: dict[int, str] = {}  # shared texts with superscripts, by number
+        sheets, forms, styles = self._read_binary() if is_binary else self._read_xml()
+        self.parts = {name: posixpath.join("/xl", targets.get(id, ""))[1:] for name, id in sheets.items()}
+        units = _UNITS | {number: _unit(form) for number, form in forms.items()}
+        self._units = [units.get(each, "") for each in styles]
+
+    def _read_xml(self) -> tuple[dict[str, str], dict[int, str], list[int]]:
+        # Returns relationships by name of the sheet, formats by number, and the number of the format of each style.
+        sheets = {
+            each["name"]: each.get("id", "")
             for name, each in self._elements("workbook.xml")
             if name == "sheet" and "name" in each
         }
-        units, is_of_cells, self._units = {"9": "%", "10": "%"}, False, list[str]()  # `_units`: by number of the style
+        forms, styles, is_of_cells = dict[int, str](), list[int](), False
         for name, each in self._elements("styles.xml"):
             is_of_cells = name == "cellXfs" or (is_of_cells and name not in ("cellStyles", "dxfs"))
+            number = each.get("numFmtId", "")
+            number = number if number.isascii() and number.isdecimal() and len(number) < 10 else "0"
             if name == "numFmt":
-                units[each.get("numFmtId", "")] = _unit(each.get("formatCode", ""))
+                forms[int(number)] = each.get("formatCode", "")
             elif name == "xf" and is_of_cells:
-                self._units.append(units.get(each.get("numFmtId", ""), ""))
-        self._strings: dict[int, str] = {}  # shared texts with superscripts, by number
-        strings = archive.read("xl/sharedStrings.xml") if "xl/sharedStrings.xml" in archive.names else b""
+                styles.append(int(number))
+        strings = self._archive.read("xl/sharedStrings.xml") if "xl/sharedStrings.xml" in self._archive.names else b""
         if _FORMS.search(strings):
             with suppress(UnreadableError):
                 self._strings = {at: text for at, text in enumerate(_rich_texts(strings)) if text}
+        return sheets, forms, styles
+
+    def _read_binary(self) -> tuple[dict[str, str], dict[int, str], list[int]]:
+        sheets, forms, styles, is_of_cells = dict[str, str](), dict[int, str](), list[int](), False
+        for kind, content in self._records("xl/workbook.bin"):
+            if kind == 156:  # BrtBundleSh: two numbers, the id of a relationship, and the name
+                relationship, end = _wide_text(content, 8)
+                sheets[_wide_text(content, end)[0]] = relationship
+        for kind, content in self._records("xl/styles.bin"):
+            if kind in (617, 618):  # BrtBeginCellXFs, BrtEndCellXFs
+                is_of_cells = kind == 617
+            elif kind == 44:  # BrtFmt
+                forms[int.from_bytes(content[:2], "little")] = _wide_text(content, 2)[0]
+            elif kind == 47 and is_of_cells:  # BrtXF
+                styles.append(int.from_bytes(content[2:4], "little"))
+        return sheets, forms, styles
 
     def _elements(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
         with suppress(UnreadableError):  # the library reports damaged files
@@ -179,34 +269,39 @@ class _Shown:
                 if event.kind == "start":
                     yield event.name, event.attributes
 
-    def added(self, sheet: int, name: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
-        # Yields the texts of each row. left: the first column.
-        part = self._parts.get(name, "")
-        units = _Groups(self._xlsx_cells(part) if part else (place[1:] for place in self._ods_sheets.get(sheet)))
-        for number, row in enumerate(rows):
-            texts = [_format_value(each) for each in row]
-            for _, column, unit, text in units.get(number):
-                value = row[column - left] if left <= column < left + len(row) else None
-                if unit and isinstance(value, float):
-                    text = _with_unit(value, unit)
-                if text and value is not None:
-                    texts[column - left] = text
-            yield texts
+    def _records(self, part: str) -> Iterator[tuple[int, bytes]]:
+        return _binary_records(self._archive.read(part) if part in self._archive.names else b"")
+
+    def cells(self, sheet: int, name: str) -> Iterable[tuple[int, int, str, str]]:
+        part = self.parts.get(name, "")
+        if not part:
+            return (place[1:] for place in self._ods_sheets.get(sheet))
+        return self._xlsb_cells(part) if part.endswith(".bin") else self._xlsx_cells(part)
 
     def _xlsx_cells(self, part: str) -> Iterator[tuple[int, int, str, str]]:
-        # Yields row, column, unit and text.
         types = rb"""t=["'](?:e|inlineStr%b)["']""" % (b"|s" if self._strings else b"")
         numbers = [b"%d" % at for at, unit in enumerate(self._units) if unit]
         styles = b"|".join(numbers) if len(numbers) <= _MAX_STYLES else b"[0-9]+"
         cell = re.compile(_CELL % (types + rb"""|s=["'](?:%b)["']""" % styles if styles else types))
         for attributes, value in _found(cell, self._archive, part):
             style, text = _STYLE.search(attributes), self._text(attributes, value)
-            unit = self._units[int(style[1])] if style is not None and int(style[1]) < len(self._units) else ""
+            unit = self.unit(int(style[1])) if style is not None else ""
             if (unit or text) and (place := _PLACE.search(attributes)) is not None:
                 column = 0
                 for letter in place[1]:
                     column = 26 * column + letter - 64
                 yield int(place[2]) - 1, column - 1, unit, text
+
+    def _xlsb_cells(self, part: str) -> Iterator[tuple[int, int, str, str]]:
+        row = 0
+        for kind, content in self._records(part):
+            if kind == 0:  # BrtRowHdr
+                row = int.from_bytes(content[:4], "little")
+            elif kind in (2, 3, 5, 9, 11):  # a number or error (3 and 11), also of a formula (9 and 11)
+                unit = self.unit(int.from_bytes(content[4:7], "little"))
+                text = _error(content[8:9]) if kind in (3, 11) else ""
+                if unit or text:
+                    yield row, int.from_bytes(content[:4], "little"), unit, text
 
     def _text(self, attributes: bytes, value: bytes) -> str:
         # Returns an error or a text with superscripts. The library reads the texts of other cells.
@@ -222,29 +317,129 @@ class _Shown:
         return content.decode("utf-8", "replace") if kind[1] == b"e" else ""
 
     def _ods_cells(self) -> Iterator[tuple[int, int, int, str, str]]:
-        # Yields sheet, row, column, unit, and an empty text.
-        sheet, row, column, times, units, left = -1, 0, 0, 1, list[tuple[int, str]](), MAX_CELLS
-        for end, name, attributes in _found(_ODS_PLACE, self._archive, "content.xml", (b"<",)):
+        # Yields sheet, row, column, unit and text.
+        sheet, row, column, times, added, left = -1, 0, 0, 1, list[tuple[int, str, str]](), MAX_CELLS
+        for end, name, attributes, content in _found(_ODS_PLACE, self._archive, "content.xml", _ODS_START):
             if name == b"table":
                 sheet, row = sheet + (not end), 0
             elif name == b"table-row" and not end:
-                column, times, units = 0, _repeated(attributes), []
+                column, times, added = 0, _repeated(attributes), []
             elif name != b"table-row" and not end:
-                unit = _ODS_UNIT.search(attributes)
+                found, error = _ODS_UNIT.search(attributes), _ODS_ERROR.search(attributes + b">" + content)
+                unit = "" if found is None else "%" if found[1] else found[2].decode("utf-8", "replace")
+                text = error[1].decode("utf-8", "replace") if error is not None else self._read_ods_text(content)
                 columns = _repeated(attributes)
-                if unit is not None:
-                    text = "%" if unit[1] else unit[2].decode("utf-8", "replace")
-                    units += [(column + each, text) for each in range(min(columns, _MAX_COLUMNS))]
+                if unit or text:
+                    added += [(column + each, unit, text) for each in range(min(columns, _MAX_COLUMNS))]
                 column += columns
             if name == b"table-row" and (end or attributes.endswith(b"/")):
-                for _ in range(times if units else 0):
-                    left -= len(units)
+                for _ in range(times if added else 0):
+                    left -= len(added)
                     if left < 0:
                         return
-                    yield from ((sheet, row, at, unit, "") for at, unit in units)
+                    yield from ((sheet, row, *each) for each in added)
                     row += 1
-                row += 0 if units else times
-                units = []
+                row += 0 if added else times
+                added = []
+
+
+class _ShownInXLS(_Shown):
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._workbook, self._starts = b"", list[int]()
+        with suppress(struct.error, LookupError):  # the library reports damaged files
+            self._workbook = _ole_stream(data, ("Workbook", "Book"))
+            units, version = dict(_UNITS), 0
+            for kind, content in self._records(0):
+                if kind == _BOF:
+                    (version,) = struct.unpack_from("<H", content)
+                elif kind == 0x85:  # BoundSheet8
+                    self._starts += struct.unpack_from("<I", content)
+                elif kind == 0x41E:  # Format
+                    number, length = struct.unpack_from("<HH" if version >= 0x600 else "<HB", content)
+                    is_wide = version >= 0x600 and content[4] & 1
+                    text = content[5 if version >= 0x600 else 3 :][: length << is_wide]
+                    units[number] = _unit(text.decode("utf-16-le" if is_wide else "cp1252", "replace"))
+                elif kind == 0xE0:  # XF
+                    self._units.append(units.get(struct.unpack_from("<HH", content)[1], ""))
+
+    def _records(self, at: int) -> Iterator[tuple[int, bytes]]:
+        # Yields the records of a part of the workbook, without the charts within it.
+        depth = 0
+        while at + 4 <= len(self._workbook):
+            kind, size = struct.unpack_from("<HH", self._workbook, at)
+            depth += kind == _BOF
+            if depth == 1:
+                yield kind, self._workbook[at + 4 : at + 4 + size]
+            depth -= kind == _EOF
+            if depth < 1:
+                return
+            at += 4 + size
+
+    def cells(self, sheet: int, name: str) -> Iterator[tuple[int, int, str, str]]:
+        with suppress(struct.error, LookupError):
+            for kind, content in self._records(self._starts[sheet]):
+                if kind == 0xBD:  # MulRk: several numbers
+                    row, column = struct.unpack_from("<HH", content)
+                    styles = struct.iter_unpack("<HI", content[4 : 4 + (len(content) - 6) // 6 * 6])
+                    yield from ((row, at, self.unit(style), "") for at, (style, _) in enumerate(styles, start=column))
+                elif kind in (0x06, 0x203, 0x205, 0x27E):  # Formula, Number, BoolErr, RK
+                    row, column, style = struct.unpack_from("<HHH", content)
+                    has_error = content[7] if kind == 0x205 else content[12:14] == b"\xff\xff" and content[6] == 2
+                    text = _error(content[6:7] if kind == 0x205 else content[8:9]) if has_error else ""
+                    yield row, column, self.unit(style), text
+
+
+def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
+    # Returns a stream of a Compound File ([MS-CFB]). Raises struct.error or LookupError for damaged files.
+    shift, short_shift = struct.unpack_from("<HH", data, 30)
+    if shift not in (9, 12) or short_shift != 6:
+        raise LookupError
+    (directory,), (short_limit, short_table) = struct.unpack_from("<I", data, 48), struct.unpack_from("<II", data, 56)
+
+    def sectors(numbers: Iterable[int]) -> bytes:
+        return b"".join(data[(each + 1) << shift : (each + 2) << shift] for each in numbers)
+
+    def chain(start: int, table: Sequence[int]) -> Iterator[int]:
+        for _ in range(len(table)):
+            if start >= len(table):
+                return
+            yield start
+            start = table[start]
+
+    def numbers(content: bytes) -> Sequence[int]:
+        return struct.unpack(f"<{len(content) // 4}I", content[: len(content) // 4 * 4])
+
+    table_sectors, (further,) = list(numbers(data[76:512])), struct.unpack_from("<I", data, 68)
+    for _ in range(len(data) >> shift):
+        if (further + 1) << shift >= len(data):
+            break
+        *more, further = numbers(sectors([further]))
+        table_sectors += more
+    table = numbers(sectors(each for each in table_sectors if (each + 1) << shift < len(data)))
+    entries = sectors(chain(directory, table))
+    for at in range(0, len(entries) - 127, 128):
+        (length,) = struct.unpack_from("<H", entries, at + 64)
+        if entries[at : at + max(0, length - 2)].decode("utf-16-le", "replace") in names and length <= 64:
+            start, size = struct.unpack_from("<II", entries, at + 116)
+            if size >= short_limit:
+                return sectors(chain(start, table))[:size]
+            # Short streams are in the stream of the root entry.
+            stream = sectors(chain(struct.unpack_from("<I", entries, 116)[0], table))
+            places = chain(start, numbers(sectors(chain(short_table, table))))
+            return b"".join(stream[each << 6 : (each + 1) << 6] for each in places)[:size]
+    raise LookupError
+
+
+def _wide_text(content: bytes, at: int) -> tuple[str, int]:
+    # Returns a text in an XLSB record and the offset of its end.
+    start = at + 4
+    end = start + 2 * int.from_bytes(content[at:start], "little")
+    return content[start:end].decode("utf-16-le", "replace"), end
+
+
+def _error(code: bytes) -> str:
+    return _ERRORS.get(code[0], "#VALUE!") if code else ""
 
 
 class _Groups(Generic[T]):
@@ -257,6 +452,10 @@ class _Groups(Generic[T]):
         while self._next is not None and self._next[0] < number:
             self._next = next(self._groups, None)
         return self._next[1] if self._next is not None and self._next[0] == number else ()
+
+    def rest(self) -> Iterator[tuple[int, Iterator[T]]]:
+        yield from [self._next] if self._next is not None else ()
+        yield from self._groups
 
 
 def _rich_texts(data: bytes) -> Iterator[str]:
@@ -337,20 +536,24 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
                 wants_results or not (value or ((kind := _TYPE.search(attributes)) and kind[1] == b"str"))
                 for attributes, value in _found(_FORMULA_CELL, archive, name)
             )
-        elif re.fullmatch(r"xl/worksheets/[^/]+\.bin", name) and _has_short_cells(archive.read(name)):
+        elif re.fullmatch(r"xl/worksheets/[^/]+\.bin", name) and any(
+            kind in _SHORT_CELLS for kind, _ in _binary_records(archive.read(name))
+        ):
             raise UnreadableError("is an XLSB file of an unsupported variant; save it as XLSX")
     if missing:
         warnings.append(f"formulas whose results may be missing: {missing:,}; save the file in a spreadsheet program")
 
 
 def _found(
-    pattern: re.Pattern[bytes], archive: Archive, part: str, starts: Sequence[bytes] = (b"<c ", b":c ")
+    pattern: re.Pattern[bytes], archive: Archive, part: str, start: re.Pattern[bytes] = _CELL_START
 ) -> Iterator[tuple[bytes, ...]]:
-    # Yields the matches of a pattern in a part, if it exists. The first tag of a match contains one of `starts`.
+    # Yields the matches of a pattern in a part, if it exists. Each match of the pattern begins with a match of `start`.
     rest = b""
     for piece in archive.pieces(part) if part in archive.names else ():
         text = rest + piece
-        last = text.rfind(b"<", 0, max(map(text.rfind, starts)) + 1)  # may continue in the next piece
+        last = text.rfind(b"<")
+        for found in start.finditer(text):  # the last one may continue in the next piece
+            last = found.start()
         if last < 0 or len(text) - last > _MAX_CELL_BYTES:
             last = len(text)
         yield from pattern.findall(text[:last])
@@ -358,21 +561,20 @@ def _found(
     yield from pattern.findall(rest)
 
 
-def _has_short_cells(data: bytes) -> bool:
-    # A record is a type and a size, in 7 bits per byte, and its content.
+def _binary_records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    # Yields the records of a part of an XLSB file: a type and a size, in 7 bits per byte, and the content.
     at = 0
     while at < len(data):
         kind, size, number = data[at] & 0x7F, 0, 0
         if data[at] & 0x80 and at + 1 < len(data):
             at += 1
             kind |= (data[at] & 0x7F) << 7
-        if kind in _SHORT_CELLS:
-            return True
         while number < 4 and (at := at + 1) < len(data):
             size |= (data[at] & 0x7F) << 7 * number
             number = number + 1 if data[at] & 0x80 else 4
-        at += 1 + size
-    return False
+        at += 1
+        yield kind, data[at : at + size]
+        at += size
 
 
 def _cell(text: str) -> str:
