@@ -37,6 +37,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\u
 # from the text that the model reads.
 _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
+_PASSING = {"document_unread", "document_memory", "document_extra", "document_unconfined"}
+
 
 class UnreadableError(Exception):
     """The document cannot be read. The message follows the document's name, as in `report.pdf is encrypted`.
@@ -48,6 +50,11 @@ class UnreadableError(Exception):
         super().__init__(message)
         self.code = code
         self.values = values
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same document may be readable later, because memory, a process or a library was missing."""
+        return self.code in _PASSING
 
     def stored(self) -> str:
         """Return a text from which `unreadable` can restore the error."""

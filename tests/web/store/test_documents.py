@@ -18,7 +18,7 @@ from web.store.conftest import Kept
 from web.store.some_chats import OWNER, a_chat, a_turn, finished, run_with_store
 
 from notso.documents.passages import Passage
-from notso.documents.values import READER_VERSION, Document
+from notso.documents.values import READER_VERSION, Document, UnreadableError
 from notso.web.store import documents as limits
 from notso.web.store.copy import copy_database
 from notso.web.store.documents import DEFAULT_LIBRARY, EVERYONE, PARSING_SECONDS, Member, PassageHit, StoredDocument
@@ -79,6 +79,49 @@ def test_texts_of_older_readers_are_read_again_when_used(kept: Kept, monkeypatch
         assert await store.documents.search(OWNER, "heron", 9) == []
         assert [each.pages for each in await store.documents.documents(OWNER)] == [1, 1]
         assert await store.documents.claim(current_ms()) is None
+
+    kept.run(work)
+
+
+def test_failures_of_rereading_that_may_pass_are_tried_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: ChatStore) -> None:
+        documents = [await added(store, f"Wrens sing {each}.", name=f"{each}.txt") for each in "ab"]
+        ids = [each.id for each in documents]
+        monkeypatch.setattr(sql_documents, "READER_VERSION", READER_VERSION + 1)
+        now = current_ms()
+        await store.documents.reread(ids)
+        for code in ("document_unread", "document_damaged"):
+            claimed = await store.documents.claim(now)
+            assert claimed is not None
+            error = UnreadableError("x", code)
+            await store.documents.fail(claimed[0].id, error.stored(), is_passing=error.is_passing)
+        await store.documents.reread(ids)
+        assert await store.documents.claim(now) is None, "the next attempt is not made at once"
+        later = now + int(1000 * (limits.RETRY_SECONDS + 60))
+        monkeypatch.setattr(sql_documents, "current_ms", lambda: later)
+        await store.documents.reread(ids)
+        again = await store.documents.claim(later)
+        assert again is not None and again[0].id == ids[0] and await store.documents.claim(later) is None
+        assert await store.documents.finish(ids[0], parsed("The wren sings."))
+        assert [each.state for each in await store.documents.some(OWNER, ids)] == ["ready"] * 2
+
+    kept.run(work)
+
+
+def test_searches_let_older_texts_be_read_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: ChatStore) -> None:
+        documents = [await added(store, f"{each} sing.", name=each) for each in ("Wrens", "Larks")]
+        other = await store.documents.new_library(OWNER, "Other")
+        assert other is not None
+        monkeypatch.setattr(sql_documents, "READER_VERSION", READER_VERSION + 1)
+        for owner, library in ((OWNER, other.id), ("stranger", None)):
+            await store.documents.search(owner, "wrens", 9, library_id=library)
+            assert await store.documents.claim(current_ms()) is None
+        hits = await store.documents.search(OWNER, "wrens", 9, library_id=documents[0].library_id)
+        assert [hit.document.id for hit in hits] == [documents[0].id]
+        claimed = [await store.documents.claim(current_ms()) for _ in range(3)]
+        # The text of the other document may lack words that the new reader finds.
+        assert [each and each[0].id for each in claimed] == [documents[0].id, documents[1].id, None]
 
     kept.run(work)
 

@@ -112,7 +112,7 @@ class LibraryWorker:
                 lambda: DocumentReader(data, document.name, self._unconfined), DocumentReader.read
             )
         except UnreadableError as error:
-            await self._store.documents.fail(document.id, error.stored())
+            await self._store.documents.fail(document.id, error.stored(), is_passing=error.is_passing)
         else:
             await self._store.documents.finish(document.id, parsed)
         return True

@@ -30,6 +30,8 @@ MAX_DOCUMENT_BYTES_OF_OWNER = 2 << 30
 MAX_HITS = 50
 PARSING_SECONDS = 600.0
 """Time after which another process may claim a document that is still being parsed."""
+RETRY_SECONDS = 3600.0
+"""Time after which a text from an older reader may be read again, if that failed for a passing reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,8 @@ class DocumentStore(Protocol):
     ) -> list[PassageHit]:
         """Return passages that contain words of the query, ranked by BM25.
 
-        Searches `document_ids` or `library_id`, or by default all readable documents.
+        Searches `document_ids` or `library_id`, or by default all readable documents. As with `reread`, `claim` then
+        returns those with texts from older readers.
         """
 
     async def retry(self, owner: str, document_id: str) -> bool: ...
@@ -218,7 +221,11 @@ class DocumentStore(Protocol):
     async def finish(self, document_id: str, document: Document) -> bool:
         """Store the parsed document; return False if it was deleted, or stored by another process, in the meantime."""
 
-    async def fail(self, document_id: str, reason: str) -> None: ...
+    async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
+        """Record that a document cannot be read. A text from an older reader is kept.
+
+        is_passing: that text may be read again after RETRY_SECONDS.
+        """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
         """Record the documents of a reading, which becomes stale when one of them is deleted."""

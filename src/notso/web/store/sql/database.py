@@ -124,6 +124,10 @@ class Transactions(ABC):
 
     is_shared: ClassVar[bool]
 
+    @property
+    @abstractmethod
+    def read_only(self) -> bool: ...
+
     @abstractmethod
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
         """Run `work` in a transaction. Changes are on disk on return."""

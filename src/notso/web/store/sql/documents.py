@@ -8,6 +8,7 @@ import json
 import secrets
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import astuple, fields, replace
 from datetime import date
 from typing import Any
@@ -23,6 +24,7 @@ from notso.web.store.documents import (
     MAX_LIBRARIES_OF_OWNER,
     MAX_MEMBERS,
     PARSING_SECONDS,
+    RETRY_SECONDS,
     Citation,
     DocumentText,
     Library,
@@ -57,6 +59,7 @@ _IN_ORDER = "ORDER BY documents.created_ms, documents.id"
 _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERYONE}')"
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
+_REREADABLE = "state = 'ready' AND reader < ? AND held_until_ms BETWEEN 0 AND ?"
 _OUTDATED = "state = 'ready' AND held_until_ms < 0"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
 # The condition `project <> ''` lets the database use a partial index.
@@ -271,11 +274,19 @@ class SQLDocuments:
         elif library_id is not None:
             condition = (" AND documents.library_id = ?", (library_id,))
 
-        def work(db: Database) -> list[PassageHit]:
-            with db.snapshot():
-                return _search(db, owner, words, min(limit, MAX_HITS), *condition)
+        outdated = f"library_id IN ({_READABLE}){condition[0]} AND {_REREADABLE}"
+        values: tuple[str | int, ...] = (owner, *condition[1], READER_VERSION, current_ms())
 
-        return await self._store.run_read(work, owner)
+        def work(db: Database) -> tuple[list[PassageHit], bool]:
+            with db.snapshot():
+                found = db.execute(f"SELECT 1 AS one FROM documents WHERE {outdated} LIMIT 1", values).fetchone()
+                return _search(db, owner, words, min(limit, MAX_HITS), *condition), found is not None
+
+        hits, has_outdated = await self._store.run_read(work, owner)
+        if has_outdated and not self._store.read_only:
+            with suppress(StorageError):  # a search succeeds even if the disk is full
+                await self._store.change(owner, f"UPDATE documents SET held_until_ms = -1 WHERE {outdated}", *values)
+        return hits
 
     async def retry(self, owner: str, document_id: str) -> bool:
         sql = "UPDATE documents SET state = 'queued', reason = '' WHERE id = ? AND state = 'failed'"
@@ -310,10 +321,7 @@ class SQLDocuments:
         await self._store.change("", sql)
 
     async def reread(self, document_ids: Sequence[str]) -> None:
-        sql = (
-            f"UPDATE documents SET held_until_ms = -1 WHERE id IN ({placeholders(document_ids)}) AND state = 'ready'"
-            " AND reader < ? AND held_until_ms BETWEEN 0 AND ?"
-        )
+        sql = f"UPDATE documents SET held_until_ms = -1 WHERE id IN ({placeholders(document_ids)}) AND {_REREADABLE}"
         await self._store.change("", sql, *document_ids, READER_VERSION, current_ms())
         self.queued.set()
 
@@ -343,13 +351,15 @@ class SQLDocuments:
 
         return await self._store.write(work)
 
-    async def fail(self, document_id: str, reason: str) -> None:
+    async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         def work(db: Database) -> None:
             sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
             db.execute(sql, (reason, document_id))
-            # If only a newer reader fails, keep the older reader's text, and do not try again.
-            sql = "UPDATE documents SET reader = ? WHERE id = ? AND state = 'ready'"
-            db.execute(sql, (READER_VERSION, document_id))
+            # If only a newer reader fails, keep the older reader's text, and do not try again unless the cause may pass.
+            column, value = "reader", READER_VERSION
+            if is_passing:
+                column, value = "held_until_ms", current_ms() + int(1000 * RETRY_SECONDS)
+            db.execute(f"UPDATE documents SET {column} = ? WHERE id = ? AND state = 'ready'", (value, document_id))
 
         await self._store.write(work)
 
