@@ -19,8 +19,11 @@ from documents.made import (
     form_pdf,
     odt,
     paragraph,
+    pdf_of,
     pptx,
     relations,
+    stream,
+    text_operators,
     text_pdf,
     xlsx,
 )
@@ -426,7 +429,7 @@ def test_web_archives_and_mailboxes_are_read() -> None:
         ("0.5", "h:mm", "12:00:00"),
         ("1.5", "[h]:mm", "36:00:00"),
         ("0.5", "[Red]0.0", "0.5"),
-        ("12", '0 "days"', "12"),
+        ("12", '0 "days"', "12 days"),
         ("3", "General", "3"),
         ("nan", "0%", "nan"),
         ("1e400", "0", "1e400"),
@@ -545,7 +548,23 @@ def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
         *(('"R$"\\ #,##0.00', "R$"), ("[$R$-416] 0", "R$"), ('"HK$"#,##0', "HK$"), ("#,##0.00 \\€", "€")),
         *(('0.0 "k€"', "k€"), ('0.00 "€/m²"', "€/m²"), ('$0.0"M"', "$M"), ('$0.0,,"M"', ""), ('"from "$0', "")),
         *(("[<1]0%;0", ""), ("[Red]0.0%;0", "%"), ('0" %"', ""), ("[$-409]0.00", ""), ("[" * 999, "")),
-        *(('0";€"', ";€"), ('General"€"', "€"), ("0.00E+00", ""), ('0" kg"', "")),
+        *(('0";€"', ";€"), ('General"€"', "€"), ("0.00E+00", ""), ('0" kg"', "kg")),
+        *(
+            ('_-* #,##0.00 "zł"_-', "zł"),
+            ("0\\ \\d", "d"),
+            ('General"°C"', "°C"),
+            ('"Nr. "0', ""),
+            ('"Yes";;"No"', ""),
+        ),
+        *(
+            ('#,##0,"K"', ""),
+            ("# ?/?", ""),
+            ("00-00", ""),
+            ("0‰", "‰"),
+            ('d" days"', ""),
+            ('0" of 9"', ""),
+            ('[=1]0" day";0" days"', ""),
+        ),
     ],
 )
 def test_units_of_number_formats_are_read(form: str, unit: str) -> None:
@@ -631,6 +650,44 @@ def test_xlsb_cells_that_would_be_skipped_are_refused() -> None:
         sheet = bytes([0x81, 0x01, 0, 0, 2, 1, 1, kind, 0x83, 0x00, 1, 1, 1])
         with pytest.raises(UnreadableError, match=sentence):
             read_here(xlsx("", **{"xl/worksheets/sheet1.bin": sheet, "xl/workbook.xml": "<x"}), "a.xlsb")
+
+
+def test_check_boxes_of_pdf_forms_are_read_beside_their_labels() -> None:
+    """The appearance of the first box is a letter of a font with symbols, as in files of Acrobat."""
+    at_right, at_left = [(130, 745), (200, 745)], [(40, 730), (40, 716), (40, 702)]
+    widgets, appearance = {}, b"BT /F1 12 Tf 1 1 Td (4) Tj ET"
+    for number, (left, bottom) in enumerate([*at_right, *at_left]):
+        kind = b"/Ff 32768" if number > 3 else b"/Ff 0"
+        state = b"/Yes" if number in (0, 3) else b"/Off"
+        widgets[20 + number] = (
+            b"<< /Type /Annot /Subtype /Widget /FT /Btn %s /T (f%d) /F %d /P 10 0 R /V %s /AS %s"
+            b" /Rect [%d %d %d %d] /AP << /N << /Yes 30 0 R >> >> >>"
+            % (kind, number, 2 if number == 2 else 4, state, state, left, bottom, left + 9, bottom + 12)
+        )
+    kids = b" ".join(b"%d 0 R" % each for each in widgets)
+    text = text_operators(["Agree (now):             No:", "a hidden box", "checked", "radio"]).replace(
+        b"50 750", b"60 750"
+    )
+    made = pdf_of(
+        {
+            1: b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [%s] >> >>" % kids,
+            2: b"<< /Type /Pages /Kids [10 0 R] /Count 1 >>",
+            3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            10: b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >>"
+            b" /Contents 11 0 R /Annots [%s] >>" % kids,
+            11: stream(text),
+            30: stream(
+                appearance, b"/Type /XObject /Subtype /Form /BBox [0 0 9 12] /Resources << /Font << /F1 3 0 R >> >>"
+            ),
+        }
+        | widgets
+    )
+    assert read_here(made, "a.pdf").text.split("\n") == [
+        "Agree (now): \u2612 No: \u2610",
+        "a hidden box",
+        "\u2612 checked",
+        "\u2610 radio",
+    ]
 
 
 def test_pdf_pages_are_read_without_headers_and_footers() -> None:

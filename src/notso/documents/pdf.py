@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, compress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 from notso.documents.formulas import raised
@@ -36,6 +37,9 @@ MARGIN_LINES = 2
 MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
+_KEPT_HYPHEN = re.compile(
+    "(?<=[a-z\u00df-\u00ff])[\u0002\ufffe](?:\r?\n)?(?=[A-Z\u00c0-\u00de])"
+)  # as in "pre-Columbian"
 _DIGITS = re.compile(r"\d+")
 _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\ufdfb\ufe70-\ufefc]{2,}")
 # A number, with the line breaks before and after it.
@@ -102,6 +106,7 @@ def _read_page(document: PdfDocument, number: int, max_characters: int) -> tuple
     from pypdfium2 import raw
 
     page = document[number]
+    boxes = _check_boxes(document, page)
     # Text annotations and form field values are part of the page only after it is flattened and loaded again.
     if raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
         page.close()
@@ -110,13 +115,33 @@ def _read_page(document: PdfDocument, number: int, max_characters: int) -> tuple
     characters = max(0, text_page.count_chars())
     if characters > max_characters:
         raise too_many_characters()
-    text = join_hyphenated(_PageText(text_page).corrected()) if characters else ""
+    text = join_hyphenated(_PageText(text_page).corrected(boxes)) if characters else ""
     text_page.close()
     page.close()
     return text, characters
 
 
 Box: TypeAlias = tuple[float, float, float, float]  # left, bottom, right, top
+
+
+def _check_boxes(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
+    # Returns the visible check boxes and radio buttons of a form.
+    from pypdfium2 import raw
+
+    found = list[tuple[Box, str]]()
+    for number in range(max(0, raw.FPDFPage_GetAnnotCount(page)) if document.formenv is not None else 0):
+        annotation = raw.FPDFPage_GetAnnot(page, number)
+        kind = raw.FPDFAnnot_GetFormFieldType(document.formenv, annotation)
+        rectangle = raw.FS_RECTF()
+        if (
+            kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
+            and not raw.FPDFAnnot_GetFlags(annotation) & (raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW)
+            and raw.FPDFAnnot_GetRect(annotation, rectangle)
+        ):
+            box = rectangle.left, rectangle.bottom, rectangle.right, rectangle.top
+            found.append((box, "\u2612" if raw.FPDFAnnot_IsChecked(document.formenv, annotation) else "\u2610"))
+        raw.FPDFPage_CloseAnnot(annotation)
+    return found
 
 
 class _PageText:
@@ -139,12 +164,12 @@ class _PageText:
             return left, bottom, right, top
         return 0, 0, 0, 0
 
-    def corrected(self) -> str:
-        changes = sorted([*self._words_from_the_right(), *self._superscripts()])
+    def corrected(self, boxes: Sequence[tuple[Box, str]]) -> str:
+        changes = [*self._words_from_the_right(), *self._superscripts(), *(self._check_marks(boxes) if boxes else ())]
         at, pieces = 0, list[str]()
-        for begin, end, text in changes:
+        for begin, end, text in sorted(changes, key=itemgetter(0, 1)):
             pieces += [self.text[at:begin], text]
-            at = end
+            at = max(at, end)
         return "".join([*pieces, self.text[at:]])
 
     def _words_from_the_right(self) -> Iterator[tuple[int, int, str]]:
@@ -155,6 +180,20 @@ class _PageText:
             if letters[0][0] < letters[-1][0]:
                 letters.sort(key=lambda each: -each[0])  # letters of a ligature have one place and keep their order
                 yield *word.span(), "".join(letter for _, letter in letters)
+
+    def _check_marks(self, boxes: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
+        # Inserts marks before or after the nearest text in the same line.
+        letters = [(at, self.box(at)) for at, letter in enumerate(self.text) if not letter.isspace()]
+        shown = {at for at, letter in letters for box, _ in boxes if _is_within(letter, box)}  # marks of the file
+        yield from ((at, at + 1, "") for at in shown)
+        for box, mark in sorted(boxes):
+            beside = [
+                (max(letter[0] - box[2], box[0] - letter[2]), letter[2] < box[2], at)
+                for at, letter in letters
+                if at not in shown and box[1] < (letter[1] + letter[3]) / 2 < box[3]
+            ]
+            _, is_left, at = min(beside, default=(0, True, len(self.text) - 1))
+            yield (at + 1, at + 1, f" {mark}") if is_left else (at, at, f"{mark} ")
 
     def _superscripts(self) -> Iterator[tuple[int, int, str]]:
         # Without marks, the text of 10 to the 6th would be 106. PDFium may put a superscript on a line of its own.
@@ -178,6 +217,10 @@ class _PageText:
 
 def _height(box: Box) -> float:
     return box[3] - box[1]
+
+
+def _is_within(box: Box, outer: Box) -> bool:
+    return outer[0] < (box[0] + box[2]) / 2 < outer[2] and outer[1] < (box[1] + box[3]) / 2 < outer[3]
 
 
 def _is_in_line(box: Box, base: Box) -> bool:
@@ -204,7 +247,7 @@ def pdf_title(file: BinaryIO) -> str:
 
 
 def join_hyphenated(text: str) -> str:
-    return clean(_HYPHEN.sub(r"\1\2", text))
+    return clean(_HYPHEN.sub(r"\1\2", _KEPT_HYPHEN.sub("-", text)))
 
 
 def remove_margins(pages: Sequence[str]) -> list[str]:

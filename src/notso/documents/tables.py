@@ -511,7 +511,8 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _unit(form: str) -> str:
-    # Returns the percent sign, or the text with a currency (such as "k€"), that a format adds to positive numbers.
+    # Returns the percent sign, the text with a currency (such as "k€"), or the unit after the number (such as "kg"),
+    # that a format adds to positive numbers.
     form = (re.match(r'(?:"[^"]*"|[\\_*].|\[[^]]*\]|[^;])*', form[:_MAX_FORMAT]) or [""])[0]
     if re.search(r"\[[<>=]", form):  # the unit depends on the number
         return ""
@@ -520,8 +521,12 @@ def _unit(form: str) -> str:
         return "%"
     text = re.sub(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^][-]*+))?[^][]*\]|General|[#0?.,()+-]', r"\1\2\3", form).strip()
     is_currency = re.search("[$€£¥₩₹₽]", text) or re.search(r"\[\$[^]-]", form)
+    is_after = re.match(r'(?:[_*].|\\ |\[[^]]*\]|"\s*"|[\s(+-])*(?:[#0?]|General)', form)
+    is_unit = (
+        is_after and re.search(r"[^\W\d_]|[°‰′″]", text) and re.fullmatch(r"(?:General|[#0?.,\s()+°‰′″-])+", marks)
+    )
     is_scaled = re.search("[#0?],+(?![#0?,])", marks)  # shows 5 for 5,000
-    return text if is_currency and not is_scaled and re.fullmatch(r"\S{1,9}", text) else ""
+    return text if (is_currency or is_unit) and not is_scaled and re.fullmatch(r"\S{1,9}", text) else ""
 
 
 def _check_cells(archive: Archive, warnings: list[str]) -> None:
