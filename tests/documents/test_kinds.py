@@ -652,6 +652,35 @@ def test_xlsb_cells_that_would_be_skipped_are_refused() -> None:
             read_here(xlsx("", **{"xl/worksheets/sheet1.bin": sheet, "xl/workbook.xml": "<x"}), "a.xlsb")
 
 
+def test_values_of_pdf_forms_are_read_beside_their_labels() -> None:
+    """PDFium returns them after the other text, in the order of the fields."""
+    values = {(120, 736): b"200 EUR", (120, 750): b"100 EUR", (310, 750): b"2024", (50, 500): b"apart"}
+    widgets, appearances = {}, {}
+    for number, ((left, bottom), value) in enumerate(values.items()):
+        widgets[20 + number] = (
+            b"<< /Type /Annot /Subtype /Widget /FT /Tx /T (f%d) /V (%s) /F 4 /P 10 0 R /Rect [%d %d %d %d]"
+            b" /AP << /N %d 0 R >> >>" % (number, value, left, bottom - 3, left + 100, bottom + 10, 40 + number)
+        )
+        drawn = b"BT /F1 12 Tf 0 3 Td (%s) Tj ET" % value
+        fonts = b"/Resources << /Font << /F1 3 0 R >> >>"
+        appearances[40 + number] = stream(drawn, b"/Type /XObject /Subtype /Form /BBox [0 0 100 13] " + fonts)
+    kids = b" ".join(b"%d 0 R" % each for each in widgets)
+    made = pdf_of(
+        {
+            1: b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [%s] >> >>" % kids,
+            2: b"<< /Type /Pages /Kids [10 0 R] /Count 1 >>",
+            3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            10: b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >>"
+            b" /Contents 11 0 R /Annots [%s] >>" % kids,
+            11: stream(text_operators([f"Wages:{' ' * 55}Year:", "Tax:", "More text"])),
+        }
+        | widgets
+        | appearances
+    )
+    lines = [" ".join(each.split()) for each in read_here(made, "a.pdf").text.split("\n")]
+    assert [each for each in lines if each] == ["Wages: 100 EUR Year: 2024", "Tax: 200 EUR", "More text", "apart"]
+
+
 def test_check_boxes_of_pdf_forms_are_read_beside_their_labels() -> None:
     """The appearance of the first box is a letter of a font with symbols, as in files of Acrobat."""
     at_right, at_left = [(130, 745), (200, 745)], [(40, 730), (40, 716), (40, 702)]
@@ -699,7 +728,7 @@ def test_pdf_pages_are_read_without_headers_and_footers() -> None:
 
 
 def test_values_of_pdf_form_fields_and_text_annotations_are_read() -> None:
-    assert read_here(form_pdf("Jane", "a remark"), "a.pdf").text == "Name:\nJane a remark"
+    assert read_here(form_pdf("Jane", "a remark"), "a.pdf").text == "Name: Jane\na remark"
 
 
 def test_letters_of_words_from_right_to_left_are_in_reading_order() -> None:
@@ -708,9 +737,9 @@ def test_letters_of_words_from_right_to_left_are_in_reading_order() -> None:
 
 
 def test_hyphenated_words_are_joined() -> None:
-    assert join_hyphenated("a hyphen-\r\nated word, hyphen\ufffe\r\nated; Anglo-\r\nSaxon, 1-\r\n2") == (
-        "a hyphenated word, hyphenated; Anglo-\nSaxon, 1-\n2"
-    )
+    assert join_hyphenated(
+        "a hyphen-\r\nated word, hyphen\ufffe\r\nated; Anglo-\r\nSaxon, 1-\r\n2 pre\ufffeColumbian"
+    ) == ("a hyphenated word, hyphenated; Anglo-\nSaxon, 1-\n2 pre-Columbian")
 
 
 def test_margin_lines_shared_by_most_pages_are_removed() -> None:

@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
@@ -47,6 +47,8 @@ _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
 # Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
 # Text beside a drop cap is lower than a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
+MAX_FIELDS = 1_000  # of a form, per page
+MAX_DISTANCE = 300.0  # of the value of a field from its label, in points
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 MAX_WIDTH, MAX_HEIGHT = 1240, 1754
@@ -106,7 +108,7 @@ def _read_page(document: PdfDocument, number: int, max_characters: int) -> tuple
     from pypdfium2 import raw
 
     page = document[number]
-    boxes = _check_boxes(document, page)
+    fields = _form_fields(document, page)
     # Text annotations and form field values are part of the page only after it is flattened and loaded again.
     if raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
         page.close()
@@ -115,7 +117,7 @@ def _read_page(document: PdfDocument, number: int, max_characters: int) -> tuple
     characters = max(0, text_page.count_chars())
     if characters > max_characters:
         raise too_many_characters()
-    text = join_hyphenated(_PageText(text_page).corrected(boxes)) if characters else ""
+    text = join_hyphenated(_PageText(text_page).corrected(fields)) if characters else ""
     text_page.close()
     page.close()
     return text, characters
@@ -124,8 +126,8 @@ def _read_page(document: PdfDocument, number: int, max_characters: int) -> tuple
 Box: TypeAlias = tuple[float, float, float, float]  # left, bottom, right, top
 
 
-def _check_boxes(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
-    # Returns the visible check boxes and radio buttons of a form.
+def _form_fields(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
+    # Returns the visible fields of a form; check boxes and radio buttons with marks.
     from pypdfium2 import raw
 
     found = list[tuple[Box, str]]()
@@ -134,12 +136,14 @@ def _check_boxes(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
         kind = raw.FPDFAnnot_GetFormFieldType(document.formenv, annotation)
         rectangle = raw.FS_RECTF()
         if (
-            kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON)
+            kind > raw.FPDF_FORMFIELD_PUSHBUTTON
+            and len(found) < MAX_FIELDS
             and not raw.FPDFAnnot_GetFlags(annotation) & (raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW)
             and raw.FPDFAnnot_GetRect(annotation, rectangle)
         ):
             box = rectangle.left, rectangle.bottom, rectangle.right, rectangle.top
-            found.append((box, "\u2612" if raw.FPDFAnnot_IsChecked(document.formenv, annotation) else "\u2610"))
+            mark = "\u2612" if raw.FPDFAnnot_IsChecked(document.formenv, annotation) else "\u2610"
+            found.append((box, mark * (kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON))))
         raw.FPDFPage_CloseAnnot(annotation)
     return found
 
@@ -164,8 +168,14 @@ class _PageText:
             return left, bottom, right, top
         return 0, 0, 0, 0
 
-    def corrected(self, boxes: Sequence[tuple[Box, str]]) -> str:
-        changes = [*self._words_from_the_right(), *self._superscripts(), *(self._check_marks(boxes) if boxes else ())]
+    def corrected(self, fields: Sequence[tuple[Box, str]]) -> str:
+        changes = list(self._field_values(fields)) if fields else []
+        moved = {begin for begin, end, _ in changes if begin < end}
+        changes += [
+            each
+            for each in (*self._words_from_the_right(), *self._superscripts())
+            if moved.isdisjoint(range(*each[:2]))
+        ]
         at, pieces = 0, list[str]()
         for begin, end, text in sorted(changes, key=itemgetter(0, 1)):
             pieces += [self.text[at:begin], text]
@@ -181,19 +191,25 @@ class _PageText:
                 letters.sort(key=lambda each: -each[0])  # letters of a ligature have one place and keep their order
                 yield *word.span(), "".join(letter for _, letter in letters)
 
-    def _check_marks(self, boxes: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
-        # Inserts marks before or after the nearest text in the same line.
+    def _field_values(self, fields: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
+        # Moves values, which PDFium returns after the other text, to the nearest text in the same line.
         letters = [(at, self.box(at)) for at, letter in enumerate(self.text) if not letter.isspace()]
-        shown = {at for at, letter in letters for box, _ in boxes if _is_within(letter, box)}  # marks of the file
-        yield from ((at, at + 1, "") for at in shown)
-        for box, mark in sorted(boxes):
+        values = [[at for at, letter in letters if _is_within(letter, box)] for box, _ in fields]
+        others = [each for each in letters if each[0] not in {*chain(*values)}]
+        for (box, mark), places in sorted(zip(fields, values, strict=True)):
             beside = [
                 (max(letter[0] - box[2], box[0] - letter[2]), letter[2] < box[2], at)
-                for at, letter in letters
-                if at not in shown and box[1] < (letter[1] + letter[3]) / 2 < box[3]
+                for at, letter in others
+                if box[1] < (letter[1] + letter[3]) / 2 < box[3]
             ]
-            _, is_left, at = min(beside, default=(0, True, len(self.text) - 1))
-            yield (at + 1, at + 1, f" {mark}") if is_left else (at, at, f"{mark} ")
+            distance, is_left, at = min(beside, default=(MAX_DISTANCE, True, len(self.text) - 1))
+            start, end = (places[0], places[-1] + 1) if places else (0, 0)
+            value = mark or " ".join(self.text[start:end].split())
+            is_whole = len(value.replace(" ", "")) == len(places)  # without other text in between
+            if mark or (places and is_whole and distance < MAX_DISTANCE):
+                end += self.text[end : end + 1] == " "
+                yield from ((each, each + 1, "") for each in (places if mark else range(start, end)))
+                yield (at + 1, at + 1, f" {value}") if is_left else (at, at, f"{value} ")
 
     def _superscripts(self) -> Iterator[tuple[int, int, str]]:
         # Without marks, the text of 10 to the 6th would be 106. PDFium may put a superscript on a line of its own.
