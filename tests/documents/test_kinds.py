@@ -488,6 +488,14 @@ def test_unreadable_chapters_do_not_prevent_reading_a_book() -> None:
     assert document.warnings == ("2 of 4 chapters cannot be read and were left out",)
 
 
+def test_folded_lines_of_calendars_and_cards_are_joined() -> None:
+    calendar = "SUMMARY:Mee\r\n ting in K\xf6ln\r\n  at 9\r\nEND:VEVENT".encode().replace(b"\xc3", b"\xc3\r\n ")
+    assert read_here(calendar, "a.ics").text == "SUMMARY:Meeting in K\xf6ln at 9\nEND:VEVENT"
+    card = b"N;CHARSET=UTF-8;ENCODING=QUOTED-PRINTABLE:M=C3=BCller\r\nNOTE;ENCODING=quoted-printable:a=0D=0Ab=\r\nc=\r\nX:1=20"
+    lines = read_here(card, "a.vcf").text.split("\n")
+    assert lines == ["N;CHARSET=UTF-8;ENCODING=QUOTED-PRINTABLE:M\xfcller", "NOTE;ENCODING=quoted-printable:a\\nbcX:1 "]
+
+
 def test_data_in_text_is_omitted() -> None:
     image = base64.b64encode(bytes(range(256)) * 8 + b"ab").decode()
     wrapped = "\n".join(image[at : at + 76] for at in range(0, len(image), 76))

@@ -32,8 +32,9 @@ def test_errors_and_units_of_xlsb_are_read() -> None:
     sheet = record(148, struct.pack("<4I", 0, len(rows) - 1, 0, 2)) + record(145)
     for at, row in enumerate(rows):
         sheet += record(0, struct.pack("<II9x", at, 0)) + row
-    styles = record(44, struct.pack("<H", 200) + wide('0 "€"')) + record(617, bytes(4))
-    styles += b"".join(record(47, struct.pack("<HH12x", 0, form)) for form in (0, 9, 200)) + record(618)
+    styles = record(44, struct.pack("<H", 200) + wide('0 "€"')) + record(43, bytes(21))
+    styles += record(43, struct.pack("<HH17x", 200, 8)) + record(617, bytes(4))
+    styles += b"".join(record(47, struct.pack("<HHH10x", 0, form, form == 9)) for form in (0, 9, 200)) + record(618)
     made = archive(
         {
             "[Content_Types].xml": "<Types/>",
@@ -47,7 +48,7 @@ def test_errors_and_units_of_xlsb_are_read() -> None:
         }
     )
     lines = read_here(made, "a.xlsb").text.splitlines()[2:]
-    assert lines[:1] + lines[2:] == ["| 0.5 | 50% | 5 € |", "| #DIV/0! | #N/A | #REF! |", "|  | #NUM! |"]
+    assert lines[:1] + lines[2:] == ["| 0.5 | ~~50%~~ | 5 € |", "| #DIV/0! | #N/A | #REF! |", "|  | ~~#NUM!~~ |"]
 
 
 @pytest.mark.parametrize("form", ["", "short", "old"])
@@ -63,7 +64,8 @@ def test_errors_and_units_of_xls_are_read(form: str) -> None:
         if form != "old":
             name, shown = b"\0S", struct.pack("<HB", len(euro), 1) + euro.encode("utf-16-le")
         made = record(0x809, version, 5, 0, 0) + record(0x41E, 200, content=shown)
-        made += b"".join(record(0xE0, 0, each, content=bytes(16)) for each in (0, 9, 200))
+        made += b"".join(record(0x31, 200, 8 * (each == 4), content=bytes(12)) for each in range(5))
+        made += b"".join(record(0xE0, 5 * (each == 9), each, content=bytes(16)) for each in (0, 9, 200))
         return made + record(0x85, struct.pack("<IHB", start, 0, 1), content=name) + record(0x0A)
 
     def formula(column: int, result: bytes) -> bytes:
@@ -80,11 +82,22 @@ def test_errors_and_units_of_xls_are_read(form: str) -> None:
     book = workbook(len(workbook(0))) + sheet
     made = compound_file("Book" if form == "old" else "Workbook", book if form == "short" else book.ljust(4096, b"\0"))
     lines = read_here(made, "a.xls").text.splitlines()[2:]
-    assert lines[:1] + lines[2:] == ["| 0.5 | 50% | 5 € |", "| #DIV/0! | #N/A | #REF! |", "| #VALUE! | 3 | TRUE |"]
+    assert lines[:1] + lines[2:] == ["| 0.5 | ~~50%~~ | 5 € |", "| #DIV/0! | #N/A | #REF! |", "| #VALUE! | 3 | TRUE |"]
     for at in range(0, len(made), 7):  # damage is reported by the library
         damaged = made[:at] + bytes(each ^ 0xFF for each in made[at : at + 4]) + made[at + 4 :]
         tables._ShownInXLS(damaged).cells(0, "S")
         list(tables._ShownInXLS(damaged).cells(0, "S"))
+
+
+def test_cells_with_struck_text_are_marked() -> None:
+    fonts = (
+        "<fonts><font/><font><strike/></font><font><strike val='0'/></font></fonts><dxfs><font><strike/></font></dxfs>"
+    )
+    xfs = "<cellXfs><xf/><xf fontId='1'/><xf fontId='1' numFmtId='9'/><xf fontId='2'/><xf fontId='3'/></cellXfs>"
+    cells = "".join(f"<c r='{place}1' s='{at}'><v>0.5</v></c>" for at, place in enumerate("ABCDE"))
+    cells += cell("F1", "old").replace("t=", "s='1' t=") + "<c r='G1' s='1'/><c r='H1'><v>1</v></c>"
+    made = xlsx(f"<row r='1'>{cells}</row>", **{"xl/styles.xml": f"<styleSheet>{fonts}{xfs}</styleSheet>"})
+    assert read_here(made, "a.xlsx").text.splitlines()[2] == "| 0.5 | ~~0.5~~ | ~~50%~~ | 0.5 | 0.5 | ~~old~~ |  | 1 |"
 
 
 def test_charts_and_text_boxes_of_xlsx_are_read() -> None:

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal
 from notso.documents import office, pdf, word
 from notso.documents.archives import Archive, xml_events
 from notso.documents.markup import html_text
-from notso.documents.plain import decode_guessing, email_text, mailbox_texts, omit_data, web_archive_text
+from notso.documents.plain import decode_guessing, email_text, mailbox_texts, omit_data, unfold_lines, web_archive_text
 from notso.documents.tables import format_delimited, read_spreadsheet
 from notso.documents.values import UnreadableError
 
@@ -155,6 +155,8 @@ def _read_text(data: bytes, extension: str, warnings: list[str]) -> tuple[str, C
         raise UnreadableError("is empty", "document_empty")
     if data.lstrip().startswith(b"{\\rtf"):
         raise UnreadableError("is an RTF document; save it as DOCX", "document_rtf")
+    if extension in ("ics", "vcf"):
+        data = unfold_lines(data)
     root = _XML_ROOT.match(data[:4096]) if extension not in CODE else None
     if root is not None:
         read, title, kind = office.read_fb2, "book-title", "FB2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from binascii import a2b_qp
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -64,6 +65,10 @@ MIN_ASCII_SHARE = 0.005  # share of ASCII characters in UTF-16 text, such as spa
 # Data in Base64, such as images in Markdown and notebooks: one line, or lines of equal length.
 _KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
+_FOLD = re.compile(rb"\r?\n[ \t]")
+_QUOTED_PRINTABLE = re.compile(
+    rb"^([^:\r\n]*;(?:ENCODING=)?QUOTED-PRINTABLE(?:;[^:\r\n]*)?:)((?:=\r?\n|[^\r\n])*)", re.MULTILINE | re.IGNORECASE
+)
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
 
@@ -231,6 +236,16 @@ def omit_data(text: str) -> tuple[str, int]:
         return "[data left out]" + data[len(data.rstrip()) :]
 
     return _BASE64.sub(shortened, text), omitted
+
+
+def unfold_lines(data: bytes) -> bytes:
+    """Join the folded lines of a calendar or an address card, and decode quoted-printable values."""
+
+    def decoded(found: re.Match[bytes]) -> bytes:
+        return found[1] + re.sub(rb"\r?\n", rb"\\n", a2b_qp(found[2]))
+
+    # The bytes of a character may be in two lines.
+    return _QUOTED_PRINTABLE.sub(decoded, _FOLD.sub(b"", data))
 
 
 def email_text(data: bytes) -> tuple[str, str, list[str]]:

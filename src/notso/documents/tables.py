@@ -68,6 +68,11 @@ _UNITS = {9: "%", 10: "%"}
 """Units of the built-in number formats."""
 _ERRORS = {0: "#NULL!", 7: "#DIV/0!", 15: "#VALUE!", 23: "#REF!", 29: "#NAME?", 36: "#NUM!", 42: "#N/A"}
 """Errors in XLS and XLSB files."""
+_LONG_CELLS = range(2, 12)
+"""Types of XLSB records for cells that are not empty; 3 and 11: errors."""
+_FONT_STRUCK = 0x08  # flag of fonts in XLS and XLSB files
+_STRUCK = "~~"
+_IDS = ("numFmtId", "fontId")
 _BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
 
 
@@ -203,8 +208,11 @@ def _added_to(row: Sequence[Any], cells: Iterable[tuple[int, int, str, str]], le
     texts = [_format_value(each) for each in row]
     for _, column, unit, text in cells:
         value = row[column - left] if left <= column < left + len(row) else None
+        is_struck, unit = unit.startswith(_STRUCK), unit.removeprefix(_STRUCK)
         if unit and isinstance(value, int | float) and not isinstance(value, bool):
             text = _with_unit(value, unit)
+        if is_struck and _STRUCK not in text and (text := text or "".join(texts[max(0, column - left) :][:1])):
+            text = f"{_STRUCK}{text}{_STRUCK}"
         if text and 0 <= column - left < _MAX_SHEET_COLUMNS:
             texts += [""] * (column - left + 1 - len(texts))
             texts[column - left] = text
@@ -221,35 +229,43 @@ class _ShownInArchive(_Shown):
         rels = self._elements(f"_rels/workbook.{'bin' if is_binary else 'xml'}.rels")
         targets = {each.get("Id", ""): each.get("Target", "") for _, each in rels}
         self._strings: dict[int, str] = {}  # shared texts with superscripts, by number
-        sheets, forms, styles = self._read_binary() if is_binary else self._read_xml()
+        sheets, forms, struck, styles = self._read_binary() if is_binary else self._read_xml()
         self.parts = {name: posixpath.join("/xl", targets.get(id, ""))[1:] for name, id in sheets.items()}
         units = _UNITS | {number: _unit(form) for number, form in forms.items()}
-        self._units = [units.get(each, "") for each in styles]
+        self._units = [_STRUCK * (font in struck) + units.get(form, "") for form, font in styles]
 
-    def _read_xml(self) -> tuple[dict[str, str], dict[int, str], list[int]]:
-        # Returns relationships by name of the sheet, formats by number, and the number of the format of each style.
+    def _read_xml(self) -> tuple[dict[str, str], dict[int, str], set[int], list[tuple[int, int]]]:
+        # Returns relationships by name of the sheet, formats by number, the numbers of fonts with struck text, and the
+        # numbers of the format and the font of each style.
         sheets = {
             each["name"]: each.get("id", "")
             for name, each in self._elements("workbook.xml")
             if name == "sheet" and "name" in each
         }
-        forms, styles, is_of_cells = dict[int, str](), list[int](), False
+        forms, fonts, struck, styles, part = dict[int, str](), 0, set[int](), list[tuple[int, int]](), ""
         for name, each in self._elements("styles.xml"):
-            is_of_cells = name == "cellXfs" or (is_of_cells and name not in ("cellStyles", "dxfs"))
-            number = each.get("numFmtId", "")
-            number = number if number.isascii() and number.isdecimal() and len(number) < 10 else "0"
+            part = name if name in ("fonts", "fills", "cellXfs", "cellStyles", "dxfs") else part
+            form, font = (
+                int(number) if number[:9].isdecimal() and len(number) < 10 else 0
+                for number in map(each.get, _IDS, ("", ""))
+            )
             if name == "numFmt":
-                forms[int(number)] = each.get("formatCode", "")
-            elif name == "xf" and is_of_cells:
-                styles.append(int(number))
+                forms[form] = each.get("formatCode", "")
+            elif name == "font" and part == "fonts":
+                fonts += 1
+            elif name == "strike" and part == "fonts" and each.get("val", "1") in ("1", "true"):
+                struck.add(fonts - 1)
+            elif name == "xf" and part == "cellXfs":
+                styles.append((form, font))
         strings = self._archive.read("xl/sharedStrings.xml") if "xl/sharedStrings.xml" in self._archive.names else b""
         if _FORMS.search(strings):
             with suppress(UnreadableError):
                 self._strings = {at: text for at, text in enumerate(_rich_texts(strings)) if text}
-        return sheets, forms, styles
+        return sheets, forms, struck, styles
 
-    def _read_binary(self) -> tuple[dict[str, str], dict[int, str], list[int]]:
-        sheets, forms, styles, is_of_cells = dict[str, str](), dict[int, str](), list[int](), False
+    def _read_binary(self) -> tuple[dict[str, str], dict[int, str], set[int], list[tuple[int, int]]]:
+        sheets, forms, fonts, struck = dict[str, str](), dict[int, str](), 0, set[int]()
+        styles, is_of_cells = list[tuple[int, int]](), False
         for kind, content in self._records("xl/workbook.bin"):
             if kind == 156:  # BrtBundleSh: two numbers, the id of a relationship, and the name
                 relationship, end = _wide_text(content, 8)
@@ -260,8 +276,11 @@ class _ShownInArchive(_Shown):
             elif kind == 44:  # BrtFmt
                 forms[int.from_bytes(content[:2], "little")] = _wide_text(content, 2)[0]
             elif kind == 47 and is_of_cells:  # BrtXF
-                styles.append(int.from_bytes(content[2:4], "little"))
-        return sheets, forms, styles
+                styles.append((int.from_bytes(content[2:4], "little"), int.from_bytes(content[4:6], "little")))
+            elif kind == 43:  # BrtFont
+                struck |= {fonts} if content[2:3] and content[2] & _FONT_STRUCK else set()
+                fonts += 1
+        return sheets, forms, struck, styles
 
     def _elements(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
         with suppress(UnreadableError):  # the library reports damaged files
@@ -297,7 +316,7 @@ class _ShownInArchive(_Shown):
         for kind, content in self._records(part):
             if kind == 0:  # BrtRowHdr
                 row = int.from_bytes(content[:4], "little")
-            elif kind in (2, 3, 5, 9, 11):  # a number or error (3 and 11), also of a formula (9 and 11)
+            elif kind in _LONG_CELLS:
                 unit = self.unit(int.from_bytes(content[4:7], "little"))
                 text = _error(content[8:9]) if kind in (3, 11) else ""
                 if unit or text:
@@ -349,7 +368,7 @@ class _ShownInXLS(_Shown):
         self._workbook, self._starts = b"", list[int]()
         with suppress(struct.error, LookupError):  # the library reports damaged files
             self._workbook = _ole_stream(data, ("Workbook", "Book"))
-            units, version = dict(_UNITS), 0
+            units, version, fonts, struck = dict(_UNITS), 0, 0, set[int]()
             for kind, content in self._records(0):
                 if kind == _BOF:
                     (version,) = struct.unpack_from("<H", content)
@@ -361,7 +380,12 @@ class _ShownInXLS(_Shown):
                     text = content[5 if version >= 0x600 else 3 :][: length << is_wide]
                     units[number] = _unit(text.decode("utf-16-le" if is_wide else "cp1252", "replace"))
                 elif kind == 0xE0:  # XF
-                    self._units.append(units.get(struct.unpack_from("<HH", content)[1], ""))
+                    font, number = struct.unpack_from("<HH", content)
+                    self._units.append(_STRUCK * (font in struck) + units.get(number, ""))
+                elif kind == 0x31:  # Font
+                    number = fonts + (fonts > 3)  # there is no font 4
+                    struck |= {number} if struct.unpack_from("<HH", content)[1] & _FONT_STRUCK else set()
+                    fonts += 1
 
     def _records(self, at: int) -> Iterator[tuple[int, bytes]]:
         # Yields the records of a part of the workbook, without the charts within it.
@@ -383,6 +407,9 @@ class _ShownInXLS(_Shown):
                     row, column = struct.unpack_from("<HH", content)
                     styles = struct.iter_unpack("<HI", content[4 : 4 + (len(content) - 6) // 6 * 6])
                     yield from ((row, at, self.unit(style), "") for at, (style, _) in enumerate(styles, start=column))
+                elif kind in (0xFD, 0x204):  # LabelSst, Label
+                    row, column, style = struct.unpack_from("<HHH", content)
+                    yield row, column, self.unit(style), ""
                 elif kind in (0x06, 0x203, 0x205, 0x27E):  # Formula, Number, BoolErr, RK
                     row, column, style = struct.unpack_from("<HHH", content)
                     has_error = content[7] if kind == 0x205 else content[12:14] == b"\xff\xff" and content[6] == 2
