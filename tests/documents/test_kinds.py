@@ -452,6 +452,61 @@ def test_mailboxes_are_read_without_damaged_messages(monkeypatch: pytest.MonkeyP
     assert (document.text.split(), len(document.pages)) == (["0", "1", "2"], 2)
 
 
+def test_superscripts_and_struck_text_of_docx_styles_are_read() -> None:
+    style = '<w:style w:styleId="{}"><w:name w:val="{}"/><w:basedOn w:val="{}"/><w:rPr>{}</w:rPr></w:style>'
+    styles = style.format("Own", "own", "Up", "") + style.format("Up", "up", "", '<w:vertAlign w:val="superscript"/>')
+    styles += style.format("Old", "old", "", "<w:strike/>") + style.format("New", "new", "Old", '<w:strike w:val="0"/>')
+
+    def run(text: str, properties: str = "") -> str:
+        return f"<w:r><w:rPr>{properties}</w:rPr><w:t>{text}</w:t></w:r>"
+
+    def styled(text: str, name: str, more: str = "") -> str:
+        return run(text, f'<w:rStyle w:val="{name}"/>{more}')
+
+    texts = (
+        run("10") + styled("6", "Own") + run(" ") + styled("7", "Up", '<w:vertAlign w:val="baseline"/>'),
+        styled("100", "Old") + run(" ") + styled("80", "New") + run(" ") + styled("70", "Old", '<w:strike w:val="0"/>'),
+    )
+    body = "".join(f"<w:p>{each}</w:p>" for each in texts) + paragraph("all", "Old")
+    body += f'<w:p><w:pPr><w:pStyle w:val="Old"/></w:pPr>{styled("kept", "New")}</w:p>'
+    made = docx(body, **{"word/styles.xml": f"<w:styles {W}>{styles}</w:styles>"})
+    assert read_here(made, "a.docx").text.split("\n\n") == ["10⁶ 7", "~~100~~ 80 70", "~~all~~", "kept"]
+
+
+def test_superscripts_and_struck_text_of_odt_styles_are_read() -> None:
+    style = '<style:style style:name="{}" style:parent-style-name="{}"><style:text-properties {}/></style:style>'
+    styles = (
+        style.format("T1", "Own", 'fo:font-weight="bold"')
+        + style.format("Own", "Up", "")
+        + style.format("Up", "", 'style:text-position="super 58%"')
+        + style.format("P1", "Old", "")
+        + style.format("Old", "", 'style:text-line-through-style="solid"')
+        + style.format("T2", "", 'style:text-line-through-style="none"')
+    )
+    span = '<text:span text:style-name="{}">{}</text:span>'
+    body = f"<text:p>10{span.format('T1', 6)} a</text:p>"
+    body += (
+        f'<text:p text:style-name="P1">100 {span.format("T3", 90)} {span.format("T2", 80)}</text:p><text:p>b</text:p>'
+    )
+    content = (
+        f"<office:document-content {ODF} xmlns:style='s' xmlns:fo='f'><office:automatic-styles>{styles}"
+        f"</office:automatic-styles><office:body><office:text>{body}</office:text></office:body></office:document-content>"
+    )
+    assert read_here(odt("", **{"content.xml": content}), "a.odt").text.split("\n\n") == ["10⁶ a", "~~100 90~~ 80", "b"]
+
+
+def test_fields_within_instructions_of_docx_are_not_shown() -> None:
+    begin, separate, end = (f'<w:r><w:fldChar w:fldCharType="{each}"/></w:r>' for each in ("begin", "separate", "end"))
+    code, text = "<w:r><w:instrText> {} </w:instrText></w:r>", "<w:r><w:t>{}</w:t></w:r>"
+    inner = begin + code.format("PAGE") + separate + text.format("3") + end
+    field = begin + code.format("IF") + inner + code.format("&gt; 1 a b") + separate + text.format("a") + end
+    toc = f"<w:p>{begin}{code.format('TOC')}{separate}{text.format('One')}{inner}</w:p>"
+    toc += f"<w:p>{text.format('Two')}{end}</w:p>"
+    broken = f"<w:p>{begin}{code.format('X')}{text.format('x')}</w:p>"
+    made = docx(f"<w:p>{field}{text.format('b')}</w:p>{toc}{broken}{paragraph('end')}")
+    assert read_here(made, "a.docx").text.split("\n\n") == ["ab", "One3", "Two", "end"]
+
+
 def test_readings_follow_their_base_text_in_parentheses() -> None:
     run = "<w:r><w:t>{}</w:t></w:r>"
     word = f"<w:ruby><w:rt>{run.format('kanji')}</w:rt><w:rubyBase>{run.format('漢字')}</w:rubyBase></w:ruby>"

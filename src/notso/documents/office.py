@@ -239,7 +239,7 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     archive, styles = Archive(file), _ODFStyles()
     styles.read(optional_events(archive, "styles.xml"), "automatic-styles")
     styles.read(optional_events(archive, "content.xml"), "body")
-    names = [re.escape(each.encode()) for each in styles.forms]
+    names = [re.escape(each.encode()) for each, form in styles.forms.items() if form is not str]
     formed = re.compile(rb"""style-name=["'](?:%b)["']""" % b"|".join(names))
     start = next(archive.pieces("content.xml"), b"") if names and "content.xml" in archive.names else b""
     root = re.search(rb"<([\w:-]+document-content)\b[^<>]*>", start)  # with the declarations of namespaces
@@ -289,21 +289,21 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
     charts: list[str] = []  # in the current paragraph or slide
     numbers = _ODFNumbers(styles)
     outer: list[tuple[Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
-    forms: list[type[str]] = []  # of the open spans
+    forms: list[type[str] | None] = []  # of the open paragraphs and spans
     in_frame = ""
     shown = outside(events, lambda each: each.name in _ODF_OMITTED or styles.hide(each) or in_frame == each.name)
     for event in shown:
         start = event.kind == "start"
         if event.kind == "text":
             text = re.sub(r"\s+", " ", event.name)
-            page.paragraph.append(next((each for each in forms if each is not str), str)(text))
+            page.paragraph.append(next((each for each in reversed(forms) if each is not None), str)(text))
         elif event.name == "frame":
             in_frame = "title" if start else ""  # in a frame, a title is alternative text; elsewhere, a field
             is_slide_title = event.attributes.get("class") == "title"
         elif event.name in ("span", "note-citation"):
             if start:
                 is_span = event.name == "span"
-                forms.append(styles.forms.get(event.attributes.get("style-name", ""), str) if is_span else Raised)
+                forms.append(styles.forms.get(event.attributes.get("style-name", "")) if is_span else Raised)
             elif forms.pop() and event.name != "span" and page.paragraph:
                 page.add_mark(page.paragraph.pop())
                 citation = page.paragraph[-1]
@@ -324,6 +324,7 @@ def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive 
                 page.paragraph.append(page.cut_reading(reading_start))
         elif event.name in ("p", "h"):
             page.end_paragraph()
+            forms[len(forms) if start else -1 :] = [styles.forms.get(event.attributes.get("style-name", ""))] * start
             if not start:
                 page.add_blocks(charts)
             elif is_slide_title:
@@ -542,7 +543,11 @@ class _ODFStyles:
                 self.forms[style] = Raised
             elif re.match("sub|-", event.attributes.get("text-position", "")):
                 self.forms[style] = Lowered
+            elif event.attributes.keys() & {"text-position", "text-line-through-style"}:
+                self.forms[style] = str
         for style in in_order_of_inheritance(self._bases):
+            if style not in self.forms and self._bases[style] in self.forms:
+                self.forms[style] = self.forms[self._bases[style]]
             if self.list_styles[style] is None:
                 self.list_styles[style] = self.list_styles.get(self._bases[style])
 

@@ -79,6 +79,8 @@ class _WordStyle:
     list_id: str = ""
     level: int | None = None
     is_hidden: bool | None = None
+    is_struck: bool | None = None
+    form: type[str] | None = None
 
 
 def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _WordStyle]:
@@ -100,6 +102,10 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
                 style.list_id = style.list_id or value
             case "vanish":
                 style.is_hidden = event.attributes.get("val", "1") in TRUE
+            case "strike" | "dstrike":
+                style.is_struck = bool(style.is_struck) or event.attributes.get("val", "1") in TRUE
+            case "vertAlign":
+                style.form = SCRIPTS.get(value, str)
             case "ilvl" if style.level is None:
                 style.level = level_of(value)
     for style_id in in_order_of_inheritance({name: each.base for name, each in styles.items()}):
@@ -109,6 +115,8 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
         linked = lists.linked_level(style.list_id, style_id)
         style.level = linked if linked is not None else base.level if style.level is None else style.level
         style.is_hidden = base.is_hidden if style.is_hidden is None else style.is_hidden
+        style.is_struck = base.is_struck if style.is_struck is None else style.is_struck
+        style.form = style.form or base.form
     return styles
 
 
@@ -277,6 +285,7 @@ class _Run:
     # The properties of a piece of text.
     form: type[str] = str
     is_struck: bool = False
+    is_style_struck: bool = False
     is_hidden: bool = False
     font: str = ""
 
@@ -284,11 +293,15 @@ class _Run:
         value, is_on = event.attributes.get("val", ""), event.attributes.get("val", "1") in TRUE
         match event.name:
             case "rStyle":
-                self.is_hidden = self.is_hidden or bool(styles.get(value, _WordStyle()).is_hidden)
+                style = styles.get(value, _WordStyle())
+                self.is_hidden = self.is_hidden or bool(style.is_hidden)
+                self.is_style_struck = self.is_style_struck if style.is_struck is None else style.is_struck
+                self.form = style.form or self.form
             case "rFonts":
                 self.font = event.attributes.get("ascii", "")
             case "strike" | "dstrike":
                 self.is_struck = self.is_struck or is_on
+                self.is_style_struck = self.is_style_struck and event.name == "dstrike"
             case "vertAlign":
                 self.form = SCRIPTS.get(value, str)
             case "vanish":
@@ -296,7 +309,7 @@ class _Run:
 
     def text(self, text: str) -> str:
         text = unicode_text(text, self.font)
-        return Struck(text) if self.is_struck else self.form(text)
+        return Struck(text) if self.is_struck or self.is_style_struck else self.form(text)
 
 
 @dataclass(slots=True)
@@ -358,6 +371,9 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
     charts = list[str]()  # in the current paragraph
     page, in_text = Page(), False
     in_instruction, instruction = False, ""  # of a field
+    fields: list[
+        bool
+    ] = []  # whether the result of each open field has begun: results within instructions are not shown
     style, list_id = _WordStyle(), ""  # of the current paragraph
     level: int | None = None
     is_in_properties = is_section_over = False
@@ -380,13 +396,18 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
         if event.kind == "text":
             if in_instruction:
                 instruction += event.name
-            elif in_text and not run.is_hidden:
+            elif in_text and not run.is_hidden and all(fields):
                 page.paragraph.append(run.text(event.name))
         elif event.name == "t":
             in_text = start
         elif event.name == "instrText":
             in_instruction = start
         elif event.name in ("fldChar", "fldSimple") and start:
+            match event.attributes.get("fldCharType"):
+                case "begin":
+                    fields.append(False)
+                case "separate" | "end" as kind if fields:
+                    fields[-1:] = [True] * (kind == "separate")
             instruction = event.attributes.get("instr", instruction)
             label = lists.field_label(instruction, list_id, (style.level or 0) if level is None else level)
             if label and not run.is_hidden and event.attributes.get("fldCharType") != "separate":  # its result follows
@@ -398,7 +419,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             page.paragraph.append(reading)
             reading = ""
         elif event.name == "r":
-            run = _Run(is_hidden=bool(style.is_hidden))
+            run = _Run(style.form or str, False, bool(style.is_struck), bool(style.is_hidden))
         elif event.name in _RUN_PROPERTIES:
             if start:
                 run.read(event, styles)
@@ -413,6 +434,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             while charts:
                 page.add_chart(optional_events(document.archive, charts.pop(0)))
             is_continued &= not start
+            fields = [each for each in fields if each]  # damaged files may lack the end of a field
             run = _Run()
             style = _WordStyle() if start else style
         elif event.name == "altChunk" and start:
