@@ -523,6 +523,19 @@ def test_readings_follow_their_base_text_in_parentheses() -> None:
     assert read_here("<p>a<ruby>漢字<rt>kanji".encode(), "e.html").text == "a漢字(kanji)"
 
 
+def test_superscripts_and_struck_text_of_style_sheets_are_read() -> None:
+    sheet = (
+        "/* a */ p, span.up {font-size: 70%; vertical-align : super} @media print {.old{text-decoration:line-through}}"
+    )
+    shown = '<p>10<span class="x up">6</span> 10<i style="vertical-align:super"><b><u><a><q>7</q></a></u></b></i> '
+    shown += "<s><i><b><u><a><q>100</q></a></u></b></i></s> <b class=old>90</b> 80<p>101<b style='vertical-align:sub'>2"
+    text = "10⁶ 10⁷ ~~100~~ ~~90~~ 80\n101_2"
+    assert read_here(f"<html><style>{sheet}</style>{shown}".encode(), "a.html").text == text
+    package = '<package><manifest><item id="s" href="../a%20b.css"/><item id="c" href="c"/></manifest>'
+    package += '<spine><itemref idref="c"/></spine></package>'
+    assert read_here(epub({"c": shown}, **{"OPS/book.opf": package, "a b.css": sheet}), "a.epub").text == text
+
+
 def test_epub_switch_is_read_as_its_default() -> None:
     case = '<epub:case required-namespace="http://www.xml-cml.org/schema">H2O</epub:case>'
     chapter = f"<p>a</p><epub:switch>{case}<epub:default><p>water</p></epub:default></epub:switch>"

@@ -37,6 +37,8 @@ _BLOCKS = {
 }
 _UNSEEN_INPUTS = ("hidden", "password", "submit", "button", "reset", "image", "file", "range", "color")
 _FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "del": Struck, "s": Struck, "strike": Struck}
+_ALIGNED = re.compile(r"vertical-align\s*:\s*(super|sub)\b")
+_CLASS = re.compile(r"[a-z]*\.([\w-]+)", re.IGNORECASE)  # a selector
 _BULLETED = ("ul", "menu", "dir")
 _LIST_STYLE = re.compile(
     r"list-style(?:-type)?\s*:[^;]{0,99}?\b"
@@ -99,9 +101,10 @@ class _List:
 
 
 class _Text(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, forms: Mapping[str, type[str]]) -> None:
         super().__init__(convert_charrefs=True)
         self.title = ""
+        self._class_forms = dict(forms)
         self._pieces: list[_Piece] = []
         # Open elements: name, whether it hides its contents, and the form of its text.
         self._open: list[tuple[str, bool, type[str]]] = []
@@ -135,14 +138,18 @@ class _Text(HTMLParser):
         self._close_before(tag)
         hides = hides or values.get("class") == "katex-html"  # repeats the MathML before it
         is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
-        is_struck = "line-through" in (values.get("style") or "")
-        form = Struck if is_struck else Raised if is_note else _FORMS.get(tag, str)
+        form = self._form(tag, values) or (self._open[-1][2] if self._open else str)
+        form = Raised if is_note and form is not Struck else form
         self._open.append((tag, hides, form))
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
         if not self._hidden:
             self._start_shown(tag, values)
+
+    def _form(self, tag: str, values: Mapping[str, str | None]) -> type[str] | None:
+        classes = (self._class_forms.get(each) for each in (values.get("class") or "").split())
+        return _style_form(values.get("style") or "") or next(filter(None, classes), None) or _FORMS.get(tag)
 
     def _close_before(self, tag: str) -> None:
         # Closes the elements that end where this one starts.
@@ -230,12 +237,13 @@ class _Text(HTMLParser):
             self._formula.add(data)
         elif self._in_title:
             self.title += data
+        elif self._open and self._open[-1][0] == "style":
+            self._class_forms |= class_forms(data)
         elif not self._hidden:
             text = data if self._verbatim else re.sub(r"\s+", " ", data)
             if self._item == len(self._pieces) and text.split(maxsplit=1)[:1] == str(self._pieces[-1]).split():
                 self._pieces[-1], text = "", text.lstrip()  # the text has the number, too
-            # The text of a superscript may be in a link or another element.
-            self._pieces.append(next((each[2] for each in self._open[-4:] if each[2] is not str), str)(text))
+            self._pieces.append((self._open[-1][2] if self._open else str)(text))
 
     def unknown_decl(self, data: str) -> None:
         """Ignore declarations such as `<![CDATA[`, as browsers do."""
@@ -328,9 +336,30 @@ def _span(value: str | None) -> int:
     return max(1, min(MAX_SPAN, int(value[:9]))) if value and value.isascii() and value.isdecimal() else 1
 
 
-def html_text(html: str) -> tuple[str, str]:
-    """Return title and visible text. Raises UnreadableError."""
-    parser = _Text()
+def _style_form(style: str) -> type[str] | None:
+    found = _ALIGNED.search(style)
+    if "line-through" in style:
+        return Struck
+    return None if found is None else Raised if found[1] == "super" else Lowered
+
+
+def class_forms(sheet: str) -> dict[str, type[str]]:
+    """Return the classes for superscripts, subscripts and struck text in a style sheet."""
+    forms: dict[str, type[str]] = {}
+    for rule in sheet.split("}"):
+        selectors, _, style = rule.rpartition("{")
+        if (form := _style_form(style)) is not None:
+            selectors = selectors.rpartition("{")[2].rpartition("*/")[2]
+            forms |= {found[1]: form for each in selectors.split(",") if (found := _CLASS.fullmatch(each.strip()))}
+    return forms
+
+
+def html_text(html: str, forms: Mapping[str, type[str]] | None = None) -> tuple[str, str]:
+    """Return title and visible text. Raises UnreadableError.
+
+    forms: the result of `class_forms` for style sheets in other files.
+    """
+    parser = _Text(forms or {})
     parser.feed(html)
     parser.close()
     return parser.title, parser.text()

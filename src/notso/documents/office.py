@@ -25,7 +25,7 @@ from notso.documents.formulas import (
     slide_label,
     unicode_text,
 )
-from notso.documents.markup import html_text
+from notso.documents.markup import class_forms, html_text
 from notso.documents.plain import decode_guessing
 from notso.documents.tables import format_number, line_of, markdown_lines, read_spreadsheet
 from notso.documents.values import UnreadableError, check_pages
@@ -450,11 +450,16 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         elif event.kind == "start" and event.name == "itemref":
             spine.append(event.attributes.get("idref", ""))
     check_pages(len(spine), "chapters")
-    chapters, problems = dict.fromkeys(spine), list[UnreadableError]()
+    chapters, problems, forms = dict.fromkeys(spine), list[UnreadableError](), dict[str, type[str]]()
+    folder = posixpath.dirname(package)
+    for each in files.values():
+        if each.endswith(".css"):
+            with suppress(UnreadableError):
+                forms |= class_forms(decode_guessing(archive.read(resolve_member(folder, unquote(each))))[0])
     for each in chapters:
         try:
-            name = resolve_member(posixpath.dirname(package), unquote(files.get(each, "").partition("#")[0]))
-            _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0])
+            name = resolve_member(folder, unquote(files.get(each, "").partition("#")[0]))
+            _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0], forms)
         except UnreadableError as error:  # a missing file or an image
             problems.append(error)
             continue
