@@ -507,6 +507,19 @@ def test_fields_within_instructions_of_docx_are_not_shown() -> None:
     assert read_here(made, "a.docx").text.split("\n\n") == ["ab", "One3", "Two", "end"]
 
 
+def test_html_is_read_if_plain_text_of_an_email_is_only_a_hint() -> None:
+    page = "<p>Dear Jane, your order of 3 herons for 42 EUR was sent on Monday.</p>"
+
+    def shown(plain: str, *others: str) -> str:
+        parts = "".join(f"--b\nContent-Type: text/html\n\n{each}\n" for each in others)
+        head = "Content-Type: multipart/alternative; boundary=b\n\n"
+        return read_here(f"{head}--b\n\n{plain}\n{parts}--b--".encode(), "a.eml").text.strip()
+
+    assert shown("Please enable HTML.", page) == "Dear Jane, your order of 3 herons for 42 EUR was sent on Monday."
+    assert shown("Your order of 3 herons for 42 EUR was sent.", page) == "Your order of 3 herons for 42 EUR was sent."
+    assert shown("", page, "<p>a") == shown("Please enable HTML.", page) and shown("a", "", "") == "a"
+
+
 def test_readings_follow_their_base_text_in_parentheses() -> None:
     run = "<w:r><w:t>{}</w:t></w:r>"
     word = f"<w:ruby><w:rt>{run.format('kanji')}</w:rt><w:rubyBase>{run.format('漢字')}</w:rubyBase></w:ruby>"

@@ -127,7 +127,7 @@ def test_killed_reader_raises_unreadable_error() -> None:
     ("name", "data", "text"),
     [
         ("a.pdf", text_pdf(*([f"Report {n}", word, f"Page {n}"] for n, word in enumerate("abcd"))), "a\n\nb\n\nc\n\nd"),
-        ("form.pdf", form_pdf("Jane", "a remark"), "Name:\nJane a remark"),
+        ("form.pdf", form_pdf("Jane", "a remark"), "Name: Jane\na remark"),
         ("a.html", b"<meta charset=windows-874><table><tr><td rowspan=2>\xa1<td>2<tr><td>3</table>", "| \u0e01 | 2 |"),
         ("a.csv", b'a;b\n1;"x ""y"""\n', '| 1 | x "y" |'),
         ("gbk.txt", "这是一个简单的中文文本文件。".encode("gbk"), "这是一个简单的中文文本文件。"),

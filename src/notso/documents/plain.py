@@ -6,7 +6,7 @@ import codecs
 import re
 from binascii import a2b_qp
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from email import policy
 from email.errors import MessageError
@@ -71,6 +71,8 @@ _QUOTED_PRINTABLE = re.compile(
 )
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
+MANY_MORE_WORDS = 2  # factor from which the text of a longer alternative is used
+_WORD = re.compile(r"\w+")
 
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
 _GUESS_SAMPLE = 1 << 15
@@ -318,12 +320,12 @@ def _header_lines(message: EmailMessage) -> list[str]:
 
 
 def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
-    # Returns the texts of a part. Of alternatives, only the first with text is used. Adds attachments to `attached`.
+    # Returns the texts of a part. Adds attachments to `attached`.
     if part.is_multipart():
         parts: Any = part.get_payload()
         texts = [_texts(each, attached) for each in parts]
         if part.get_content_subtype() == "alternative":
-            return next((each for each in texts if "".join(each).strip()), [])
+            return _best_alternative(texts)
         if part.get_content_type() == "message/rfc822":  # a forwarded message
             texts = [[*_header_lines(each), "", *own] for each, own in zip(parts, texts, strict=True)]
         return list(chain.from_iterable(texts))
@@ -331,6 +333,15 @@ def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
         attached.append(one_line(part.get_filename() or part.get_content_type(), 120))
         return []
     return [html_text(_content(part))[1] if part.get_content_subtype() == "html" else _content(part)]
+
+
+def _best_alternative(texts: Sequence[list[str]]) -> list[str]:
+    # Plain text comes first, but may only ask to open the message in another program.
+    words = [len(_WORD.findall(" ".join(each))) for each in texts]
+    best = next((at for at, count in enumerate(words) if count), 0)
+    for at, count in enumerate(words):
+        best = at if count > MANY_MORE_WORDS * words[best] else best
+    return texts[best] if texts else []
 
 
 def _content(part: EmailMessage) -> str:

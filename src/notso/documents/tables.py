@@ -406,15 +406,19 @@ class _ShownInXLS(_Shown):
                 if kind == 0xBD:  # MulRk: several numbers
                     row, column = struct.unpack_from("<HH", content)
                     styles = struct.iter_unpack("<HI", content[4 : 4 + (len(content) - 6) // 6 * 6])
-                    yield from ((row, at, self.unit(style), "") for at, (style, _) in enumerate(styles, start=column))
+                    for at, (style, _) in enumerate(styles, start=column):
+                        if unit := self.unit(style):
+                            yield row, at, unit, ""
                 elif kind in (0xFD, 0x204):  # LabelSst, Label
                     row, column, style = struct.unpack_from("<HHH", content)
-                    yield row, column, self.unit(style), ""
+                    if unit := self.unit(style):
+                        yield row, column, unit, ""
                 elif kind in (0x06, 0x203, 0x205, 0x27E):  # Formula, Number, BoolErr, RK
                     row, column, style = struct.unpack_from("<HHH", content)
                     has_error = content[7] if kind == 0x205 else content[12:14] == b"\xff\xff" and content[6] == 2
                     text = _error(content[6:7] if kind == 0x205 else content[8:9]) if has_error else ""
-                    yield row, column, self.unit(style), text
+                    if (unit := self.unit(style)) or text:
+                        yield row, column, unit, text
 
 
 def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
@@ -427,8 +431,8 @@ def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
     def sectors(numbers: Iterable[int]) -> bytes:
         return b"".join(data[(each + 1) << shift : (each + 2) << shift] for each in numbers)
 
-    def chain(start: int, table: Sequence[int]) -> Iterator[int]:
-        for _ in range(len(table)):
+    def chain(start: int, table: Sequence[int], unit: int = shift) -> Iterator[int]:
+        for _ in range(len(data) >> unit):  # a damaged chain may be a circle
             if start >= len(table):
                 return
             yield start
@@ -443,7 +447,8 @@ def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
             break
         *more, further = numbers(sectors([further]))
         table_sectors += more
-    table = numbers(sectors(each for each in table_sectors if (each + 1) << shift < len(data)))
+    table_sectors = [each for each in table_sectors if (each + 1) << shift < len(data)]
+    table = numbers(sectors(table_sectors[: len(data) >> shift]))
     entries = sectors(chain(directory, table))
     for at in range(0, len(entries) - 127, 128):
         (length,) = struct.unpack_from("<H", entries, at + 64)
@@ -453,7 +458,7 @@ def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
                 return sectors(chain(start, table))[:size]
             # Short streams are in the stream of the root entry.
             stream = sectors(chain(struct.unpack_from("<I", entries, 116)[0], table))
-            places = chain(start, numbers(sectors(chain(short_table, table))))
+            places = chain(start, numbers(sectors(chain(short_table, table))), short_shift)
             return b"".join(stream[each << 6 : (each + 1) << 6] for each in places)[:size]
     raise LookupError
 
