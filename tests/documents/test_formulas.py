@@ -125,6 +125,20 @@ def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> N
     assert read_here(pdf([stream(b"BT /F1 12 Tf 50 700 Td %s ET" % shown)]), "a.pdf").text == text
 
 
+@pytest.mark.parametrize(
+    ("size", "rise", "shown", "text"),
+    [
+        (8, -3, b"(H) Tj %s (2) Tj %s (O and CO) Tj %s (2) Tj %s ( gas) Tj", "H2O and CO2 gas"),
+        (8, -3, b"(101) Tj %s (2) Tj %s ( = 5) Tj", "101_2 = 5"),
+        (8, 0, b"(19) Tj %s (99) Tj %s ( EUR) Tj", "1999 EUR"),
+    ],
+)
+def test_subscripts_of_pdf_do_not_change_numbers(size: int, rise: int, shown: bytes, text: str) -> None:
+    for change in (b"/F1 %d Tf %d Ts" % (size, rise), b"0 Ts /F1 12 Tf") * shown.count(b"%s"):
+        shown = shown.replace(b"%s", change, 1)
+    assert read_here(pdf([stream(b"BT /F1 12 Tf 50 700 Td %s ET" % shown)]), "a.pdf").text == text
+
+
 def test_superscripts_of_pdf_after_characters_of_two_units_are_marked() -> None:
     shown = b"(AA in 2020 there were 10) Tj /F1 8 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( things) Tj"
     letter_a = b"begincmap 1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <D83DDE00> endbfchar"

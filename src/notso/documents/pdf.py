@@ -212,7 +212,8 @@ class _PageText:
                 yield (at + 1, at + 1, f" {value}") if is_left else (at, at, f"{value} ")
 
     def _superscripts(self) -> Iterator[tuple[int, int, str]]:
-        # Without marks, the text of 10 to the 6th would be 106. PDFium may put a superscript on a line of its own.
+        # Without marks, the text of 10 to the 6th would be 106. PDFium may put a superscript or subscript on a line of
+        # its own, or end a line after it.
         for number in _NUMBER.finditer(self.text):
             (begin, end), base = number.span(2), self.box(number.start() - 1)
             sizes = [_height(box) for box in (base, self.box(begin), self.box(end - 1))]
@@ -220,13 +221,16 @@ class _PageText:
                 continue
             for at in range(begin, end):
                 box = self.box(at)
-                if _is_superscript(box, base):
+                is_raised = _is_superscript(box, base)
+                if is_raised or _is_subscript(box, base):
                     first, last, space = number.start() if at == begin else at, end, ""
                     if number[3] and end + 2 < len(self.text):
                         after, gap = self.box(end + 2), MIN_SPACE * _height(base)
                         if _is_in_line(after, base) and after[0] >= box[0]:
                             last, space = end + 2, " " * (after[0] - self.box(end - 1)[2] > gap)
-                    yield first, last, raised(self.text[at:end]) + space
+                    before = self.text[(number.start() if at == begin else at) - 1]
+                    text = self.text[at:end] if not before.isdecimal() else f"_{self.text[at:end]}"
+                    yield first, last, (raised(self.text[at:end]) if is_raised else text) + space
                     break
                 base = box
 
@@ -248,6 +252,16 @@ def _is_superscript(box: Box, base: Box) -> bool:
     return (
         0 < MIN_SUPERSCRIPT_HEIGHT * height <= _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
         and base[1] + MIN_RISE * height <= box[1] < base[3]
+        and abs(box[0] - base[2]) <= MAX_GAP * height
+    )
+
+
+def _is_subscript(box: Box, base: Box) -> bool:
+    # Smaller text that is not lowered ends above the end of the larger text.
+    height = _height(base)
+    return (
+        0 < MIN_SUPERSCRIPT_HEIGHT * height <= _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
+        and box[1] < base[1] <= box[3] - MIN_RISE * height
         and abs(box[0] - base[2]) <= MAX_GAP * height
     )
 
