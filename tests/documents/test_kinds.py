@@ -171,6 +171,26 @@ def test_files_inserted_in_docx_are_read_in_their_place() -> None:
     assert document.warnings == ("inserted files that cannot be read were left out",)
 
 
+def test_diagrams_of_docx_and_xlsx_are_read() -> None:
+    shown = "".join(f"<d:pt><d:t><a:p><a:r><a:t>{each}</a:t></a:r></a:p></d:t></d:pt>" for each in ("Plan", "Act"))
+    data = f"<d:dataModel {A} xmlns:d='d'><d:ptLst>{shown}</d:ptLst></d:dataModel>"
+    related = relations({"r1": ("diagramData", "/d/data1.xml"), "r2": ("diagramLayout", "/d/x")})
+    drawn = "<d:relIds xmlns:d='d' xmlns:r='r' r:dm='{}'/>"
+    body = f"<w:p><w:r><w:t>a</w:t>{drawn.format('r1')}{drawn.format('r9')}</w:r></w:p>{paragraph('b')}"
+    made = docx(body, **{"word/_rels/document.xml.rels": related, "d/data1.xml": data})
+    assert read_here(made, "a.docx").text == "a\n\nPlan\n\nAct\n\nb"
+    made = xlsx(
+        f'<row r="1">{cell("A1", "a")}</row>',
+        **{
+            "xl/worksheets/_rels/sheet1.xml.rels": relations({"r1": ("drawing", "../drawings/drawing1.xml")}),
+            "xl/drawings/drawing1.xml": f"<x>{drawn.format('r1')}</x>",
+            "xl/drawings/_rels/drawing1.xml.rels": related,
+            "d/data1.xml": data,
+        },
+    )
+    assert read_here(made, "a.xlsx").text.endswith("| a |\n| --- |\n\nPlan\n\nAct")
+
+
 def test_titles_and_values_of_charts_are_read() -> None:
     def cache(part: str, kind: str, form: str, *values: str) -> str:
         points = "".join(f'<c:pt idx="{at}"><c:v>{each}</c:v></c:pt>' for at, each in enumerate(values) if each)

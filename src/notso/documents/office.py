@@ -211,10 +211,10 @@ def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         if not slide:
             raise UnreadableError("is damaged: a part is missing", "document_damaged")
         parts = relationships(archive, slide)
-        text = _slide_text(archive, parts, slide)
-        for kind, label in (("diagramData", ""), ("notesSlide", "Notes: ")):  # a diagram is SmartArt
+        text = drawing_text(archive, parts, slide)
+        for kind, label in (("diagramData", ""), ("notesSlide", "Notes: ")):
             for relationship, part in parts.values():
-                if relationship.endswith(f"/{kind}") and (further := _slide_text(archive, {}, part)):
+                if relationship.endswith(f"/{kind}") and (further := drawing_text(archive, {}, part)):
                     text += f"\n\n{label}{further}"
         yield text
 
@@ -228,7 +228,13 @@ def read_xlsx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         with suppress(UnreadableError):
             for kind, part in relationships(archive, sheet).values() if sheet else ():
                 if kind.endswith("/drawing"):
-                    texts.append(_slide_text(archive, relationships(archive, part), part))
+                    parts = relationships(archive, part)
+                    texts.append(drawing_text(archive, parts, part))
+                    texts += [
+                        drawing_text(archive, {}, each)
+                        for kind, each in parts.values()
+                        if kind.endswith("/diagramData")
+                    ]
         return "\n\n".join(filter(None, texts))
 
     yield from read_spreadsheet(file, warnings, read_drawings)
@@ -625,8 +631,8 @@ class _ODFNumbers:
         return numbers.next(levels, level, count_of(item, "start-value") if "start-value" in item.attributes else None)
 
 
-def _slide_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: str) -> str:
-    # parts: the relationships of the slide.
+def drawing_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: str) -> str:
+    # Returns the text of a slide, or of drawings in another file. parts: the relationships of the slide.
     page, in_text = Page(), False
     run_form: type[str] = str
     font = symbol_font = ""

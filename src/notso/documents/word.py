@@ -26,6 +26,7 @@ from notso.documents.office import (
     TRUE,
     Page,
     count_of,
+    drawing_text,
     in_order_of_inheritance,
     level_of,
     main_part,
@@ -368,7 +369,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
     parts: dict[str, tuple[str, str]] = {}
     with suppress(UnreadableError):
         parts = relationships(document.archive, part)
-    charts = list[str]()  # in the current paragraph
+    charts, diagrams = list[str](), list[str]()  # in the current paragraph
     page, in_text = Page(), False
     in_instruction, instruction = False, ""  # of a field
     fields: list[
@@ -431,6 +432,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
                 is_section_over = False
             if not is_continued:
                 page.end_paragraph()
+            page.add_blocks(diagrams)
             while charts:
                 page.add_chart(optional_events(document.archive, charts.pop(0)))
             is_continued &= not start
@@ -442,6 +444,10 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             page.add_blocks([document.chunk(parts.get(event.attributes.get("id", ""), ("", ""))[1])])
         elif event.name == "chart" and start:
             charts.append(parts.get(event.attributes.get("id", ""), ("", ""))[1])
+        elif event.name == "relIds" and start:  # of SmartArt
+            with suppress(UnreadableError):
+                diagram = parts.get(event.attributes.get("dm", ""), ("", ""))[1]
+                diagrams.append(drawing_text(document.archive, {}, diagram))
         elif event.name == "txbxContent":
             if start:
                 outer.append((page.prefix, page.paragraph, style, is_continued))
