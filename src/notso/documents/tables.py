@@ -49,7 +49,7 @@ _NAMESPACES = re.compile(rb"(</?)\w+:")
 # Tags of tables in ODS files, with the content that follows them.
 _ODS_START = re.compile(rb"</?table:")
 _ODS_PLACE = re.compile(
-    rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>((?:[^<]++|<(?!/?table:))*+)"
+    rb"<(/?)table:(table|table-row|(?:covered-)?table-cell)\b(?!-)([^<>]*)>([^<]*+(?:<(?!/?table:)[^<]*+)*+)"
 )
 _ODS_UNIT = re.compile(
     rb"""value-type=["'](?:(percentage)|currency["'].{0,200}?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
