@@ -540,6 +540,12 @@ def test_html_is_read_if_plain_text_of_an_email_is_only_a_hint() -> None:
     assert shown("", page, "<p>a") == shown("Please enable HTML.", page) and shown("a", "", "") == "a"
 
 
+def test_selected_options_of_html_are_read() -> None:
+    options = "<option>red<option selected>blue<option>green</select>"
+    shown = f"<p>Color:<select>\n {options}, size:<select><option>5</option></select><datalist>{options}.</datalist>end"
+    assert read_here(shown.encode(), "a.html").text.split() == ["Color:", "blue,", "size:end"]
+
+
 def test_readings_follow_their_base_text_in_parentheses() -> None:
     run = "<w:r><w:t>{}</w:t></w:r>"
     word = f"<w:ruby><w:rt>{run.format('kanji')}</w:rt><w:rubyBase>{run.format('漢字')}</w:rubyBase></w:ruby>"

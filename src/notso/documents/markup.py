@@ -17,7 +17,7 @@ MAX_DEPTH = 5_000  # maximum nesting of elements
 MAX_SPAN = 1_000  # maximum number of columns or rows that a cell spans
 _SILENT = {
     *("script", "style", "template", "noscript", "svg", "iframe", "object", "audio", "video", "canvas"),
-    *("select", "datalist", "head"),
+    *("datalist", "head"),
     "rp",  # readings (`rt`) are always written in parentheses
     "epub:case",  # an alternative to the `epub:default` after it, for programs that know another vocabulary
 }
@@ -120,6 +120,7 @@ class _Text(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values, name = dict(attrs), tag.rpartition(":")[2]
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
+        hides = hides or (tag == "option" and "selected" not in values)
         is_within = self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS
         if not is_within:
             self._end_formula()  # HTML elements end a formula that was not closed
@@ -186,6 +187,8 @@ class _Text(HTMLParser):
             self._item = len(self._pieces)
         elif tag == "rt":
             self._pieces.append("(")
+        elif tag == "option":
+            self._pieces.append(" ")
         elif tag == "table":
             self._tables.append(_Table(self._pieces))
             self._pieces, self._item = [], -1
