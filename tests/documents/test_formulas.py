@@ -60,6 +60,16 @@ def test_properties_of_docx_before_a_tracked_change_do_not_apply() -> None:
     assert read_here(docx(f"<w:p>{old}{run('a')}</w:p>"), "a.docx").text == "a"
 
 
+@pytest.mark.parametrize("slash", ["/", "\u2044"])
+def test_fractions_of_docx_are_not_powers(slash: str) -> None:
+    def run(text: str, align: str = "baseline") -> str:
+        return f'<w:r><w:rPr><w:vertAlign w:val="{align}"/></w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+    half = run("1", "superscript") + run(slash) + run("2", "subscript")
+    shown = f"<w:p>{run('3')}{half}{run(' cups, ')}{half}{run(' kg, 10')}{run('3', 'superscript')}{run('/2')}</w:p>"
+    assert read_here(docx(shown), "a.docx").text == f"3 1{slash}2 cups, 1{slash}2 kg, 10³/2"
+
+
 def test_superscripts_of_pptx_do_not_change_numbers() -> None:
     runs = (("10", 0), ("6", 30000), (" of 2", -25000), (" and 3", 0))
     text = "".join(f'<a:r><a:rPr baseline="{at}"/><a:t>{each}</a:t></a:r>' for each, at in runs)
@@ -131,6 +141,8 @@ def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> N
         (8, -3, b"(H) Tj %s (2) Tj %s (O and CO) Tj %s (2) Tj %s ( gas) Tj", "H2O and CO2 gas"),
         (8, -3, b"(101) Tj %s (2) Tj %s ( = 5) Tj", "101_2 = 5"),
         (8, 0, b"(19) Tj %s (99) Tj %s ( EUR) Tj", "1999 EUR"),
+        (8, 5, b"(3) Tj %s (1) Tj 0 Ts /F1 12 Tf (/) Tj /F1 8 Tf (2) Tj %s ( cups) Tj", "3 1/2 cups"),
+        (8, 5, b"(10) Tj %s (3) Tj %s (/2) Tj", "10\u00b3/2"),
     ],
 )
 def test_subscripts_of_pdf_do_not_change_numbers(size: int, rise: int, shown: bytes, text: str) -> None:

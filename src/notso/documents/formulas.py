@@ -14,6 +14,7 @@ from notso.documents.archives import XMLEvent
 from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 500
+SLASHES = ("/", "\u2044")
 MAX_RAISED = 12  # longer texts are small print
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
@@ -99,8 +100,13 @@ def joined(pieces: Iterable[str]) -> str:
     """Join pieces of text, with superscripts as in `raised`."""
     forms: dict[type[str], Callable[[str], str]] = {Raised: raised, Struck: _struck}
     texts, last, is_lowered = list[str](), "", False
-    for kind, group in groupby(pieces, key=type):
-        text = forms.get(kind, str)("".join(group))
+    groups = [(kind, "".join(group)) for kind, group in groupby(pieces, key=type)]
+    for at, (kind, text) in enumerate(groups):
+        (slash_kind, slash), (under_kind, under) = [*groups[at + 1 : at + 3], (str, ""), (str, "")][:2]
+        if kind is Raised and slash in SLASHES and (slash_kind, under_kind) == (str, Lowered) and under[:1].isdecimal():
+            text = f" {text}" if last.isdecimal() and text.isdecimal() else text  # 3 1/2, which is not 3 to the 1st
+        else:
+            text = forms.get(kind, str)(text)
         if last.isdecimal() and text[:1].isdecimal() and (is_lowered or kind is Lowered):
             texts.append("_" if kind is Lowered else " ")  # as in 101_2 and log10 100
         texts.append(text)

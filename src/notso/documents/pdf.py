@@ -13,7 +13,7 @@ from itertools import accumulate, chain, compress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
-from notso.documents.formulas import raised
+from notso.documents.formulas import SLASHES, raised
 from notso.documents.values import (
     MAX_CHARACTERS,
     MIB,
@@ -230,9 +230,22 @@ class _PageText:
                             last, space = end + 2, " " * (after[0] - self.box(end - 1)[2] > gap)
                     before = self.text[(number.start() if at == begin else at) - 1]
                     text = self.text[at:end] if not before.isdecimal() else f"_{self.text[at:end]}"
-                    yield first, last, (raised(self.text[at:end]) if is_raised else text) + space
+                    if is_raised and self._is_fraction(last, box):
+                        text = text.replace("_", " ")
+                    elif is_raised:
+                        text = raised(self.text[at:end])
+                    yield first, last, text + space
                     break
                 base = box
+
+    def _is_fraction(self, at: int, numerator: Box) -> bool:
+        # Returns whether a slash and a digit of the same size follow.
+        sizes = _height(numerator), _height(self.box(at + 1))
+        return (
+            self.text[at : at + 1] in SLASHES
+            and self.text[at + 1 : at + 2].isdecimal()
+            and min(sizes) > MAX_SUPERSCRIPT_HEIGHT * max(sizes)
+        )
 
 
 def _height(box: Box) -> float:
