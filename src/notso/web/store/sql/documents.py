@@ -286,6 +286,7 @@ class SQLDocuments:
         if has_outdated and not self._store.read_only:
             with suppress(StorageError):  # a search succeeds even if the disk is full
                 await self._store.change(owner, f"UPDATE documents SET held_until_ms = -1 WHERE {outdated}", *values)
+                self.queued.set()
         return hits
 
     async def retry(self, owner: str, document_id: str) -> bool:
@@ -355,7 +356,7 @@ class SQLDocuments:
         def work(db: Database) -> None:
             sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
             db.execute(sql, (reason, document_id))
-            # If only a newer reader fails, keep the older reader's text, and do not try again unless the cause may pass.
+            # If only a newer reader fails, keep the older text, and do not try again unless the cause may pass.
             column, value = "reader", READER_VERSION
             if is_passing:
                 column, value = "held_until_ms", current_ms() + int(1000 * RETRY_SECONDS)
