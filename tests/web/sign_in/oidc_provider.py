@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -17,16 +18,20 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
-KEYS = {name: RSAKey.generate_key(2048, {"kid": name}) for name in ("one", "two")}
-FOREIGN = RSAKey.generate_key(2048, {"kid": "one"})
 CLIENT, SECRET = "notso-client", "a secret: of % signs"
+
+
+@cache
+def rsa_key(name: str, *, is_foreign: bool = False) -> RSAKey:
+    """Return the key with this id, of the provider or of somebody else."""
+    return RSAKey.generate_key(2048, {"kid": name})
 
 
 class Provider:
     """An OpenID provider. Tests may change `claims` and `wrong` at any time; `asked` lists the requested paths."""
 
     def __init__(self) -> None:
-        self.key = KEYS["one"]
+        self.key = rsa_key("one")
         self.claims: dict[str, Any] = {"sub": "ann", "email": "ann@example.org", "email_verified": True}
         self.wrong = ""
         self.other_keys: list[Any] = []  # listed before the provider's key
@@ -87,7 +92,7 @@ class Provider:
         if self.wrong == "public key as secret":
             public = self.key.as_pem(private=False)
             return jwt.encode({"alg": "HS256", "kid": "one"}, claims, OctKey.import_key(public))
-        key = FOREIGN if self.wrong == "key" else self.key
+        key = rsa_key("one", is_foreign=True) if self.wrong == "key" else self.key
         return jwt.encode({"alg": "RS256", "kid": str(key.kid)}, claims, key)
 
 

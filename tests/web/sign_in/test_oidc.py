@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
-from web.sign_in.oidc_provider import CLIENT, KEYS, SECRET, Provider, running_provider
+from web.sign_in.oidc_provider import CLIENT, SECRET, Provider, rsa_key, running_provider
 
 from notso.web.sign_in import oidc as oidc_module
 from notso.web.values.errors import SettingsError, SignInError
@@ -108,7 +108,7 @@ def test_concurrent_sign_ins_share_a_slow_request_and_its_failure(monkeypatch: p
     """They do not wait for one timeout after the other."""
     issuer = "https://example.org"
     facts = {"issuer": issuer, "authorization_endpoint": issuer, "token_endpoint": issuer, "jwks_uri": f"{issuer}/keys"}
-    keys = {"keys": [KEYS["one"].as_dict(private=False)]}
+    keys = {"keys": [rsa_key("one").as_dict(private=False)]}
 
     async def scenario() -> None:
         provider = oidc_module.OidcProvider(OidcSettings(issuer=issuer, client_id="x", public_url=issuer), ())
@@ -262,7 +262,7 @@ def test_rotated_provider_keys_are_fetched_again(
     monkeypatch.setattr(oidc_module, "KEYS_REFRESH_SECONDS", 0.0)
     server = serve()
     assert sent_back(browser(server)).status_code == 200
-    provider.key = KEYS["two"]
+    provider.key = rsa_key("two")
     assert sent_back(browser(server)).status_code == 200
     assert provider.asked.count("/keys") == 2
 
@@ -283,7 +283,7 @@ def test_rotated_provider_keys_are_fetched_again(
 def test_unsupported_provider_keys_are_ignored(serve: Callable[..., Any], provider: Provider, other: Any) -> None:
     provider.other_keys = [other]
     assert sent_back(browser(serve())).status_code == 200
-    assert len(oidc_module._import_keys({"keys": [other, KEYS["one"].as_dict(private=False)]}).keys) == 1
+    assert len(oidc_module._import_keys({"keys": [other, rsa_key("one").as_dict(private=False)]}).keys) == 1
     for keys in ([other], [], None, {"kty": "RSA"}):
         with pytest.raises(SignInError, match="keys cannot be read"):
             oidc_module._import_keys({"keys": keys})
