@@ -28,29 +28,10 @@ class Kept:
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     if request.param == "sqlite":
         return Kept("sqlite", lambda: SQLiteStore(tmp_path))
-    url = request.getfixturevalue("emptied_database")
+    url = request.getfixturevalue("database")
     from notso.web.store.postgres.store import PostgresStore
 
     return Kept("postgres", lambda: PostgresStore(url))
-
-
-@pytest.fixture(scope="session")
-def reused_database(postgres: PostgresServer) -> str:
-    return postgres.new_database()
-
-
-@pytest.fixture
-def emptied_database(reused_database: str) -> str:
-    """Return a database without rows. Creating the schema for every test would take a fifth of a second."""
-    import psycopg
-
-    with psycopg.connect(reused_database) as connection:
-        connection.execute("SET session_replication_role = replica")  # rows may be deleted before those that name them
-        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'notso'").fetchall()
-        for (table,) in tables:
-            if table != "schema_version":
-                connection.execute(f'DELETE FROM notso."{table}"'.encode())
-    return reused_database
 
 
 @pytest.fixture(scope="session")

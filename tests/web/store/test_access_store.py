@@ -30,8 +30,8 @@ class TestSQLite(AccessSuite):
 
 class TestPostgres(AccessSuite):
     @pytest.fixture(autouse=True)
-    def empty(self, database: str) -> None:
-        self.database = database
+    def empty(self, new_database: str) -> None:  # a test drops a table
+        self.database = new_database
 
     def make(self, folder: Path) -> AccessStore:
         return create_access_store(folder / "data", self.database)

@@ -113,14 +113,14 @@ def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def test_copy_to_postgres_and_back_preserves_all_data(
-    tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, new_database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)
     run_with_store(SQLiteAccessStore(before), fill_access)
-    assert run_command_line(["store", "copy", str(before), database]) == exit_codes.DONE
+    assert run_command_line(["store", "copy", str(before), new_database]) == exit_codes.DONE
     there = capsys.readouterr().out
-    assert run_command_line(["store", "copy", database, str(after)]) == exit_codes.DONE
+    assert run_command_line(["store", "copy", new_database, str(after)]) == exit_codes.DONE
     assert capsys.readouterr().out == there and "messages" in there and "both sides are identical" in there
     assert everything(before) == everything(after) and len(everything(after)["usage"]) == 28
     assert [row[0] for row in everything(after)["responses"]] == [f"resp_{9 - number}" for number in range(5)]
@@ -136,7 +136,7 @@ def test_copy_to_postgres_and_back_preserves_all_data(
         assert [hit.chat_id for hit in await store.search(OWNER, "tusks", 9)] == [one.id]
 
     async def in_postgres() -> None:
-        store = create_store(Path(), database)
+        store = create_store(Path(), new_database)
         await store.open()
         await look(store)
         await store.close()
@@ -145,7 +145,7 @@ def test_copy_to_postgres_and_back_preserves_all_data(
     asyncio.run(in_postgres())
 
 
-def test_leases_are_not_copied(tmp_path: Path, database: str) -> None:
+def test_leases_are_not_copied(tmp_path: Path, new_database: str) -> None:
     response = UnfinishedResponse("resp_1", OWNER, "{}", "[]", 7, 1, tries=1)
     now_ms = 10
 
@@ -168,9 +168,9 @@ def test_leases_are_not_copied(tmp_path: Path, database: str) -> None:
 
     in_directory(tmp_path / "before", killed_server)
     copy_database(str(tmp_path / "before"), str(tmp_path / "after"))
-    copy_database(str(tmp_path / "before"), database)
+    copy_database(str(tmp_path / "before"), new_database)
     in_directory(tmp_path / "after", next_server)
-    run_with_store(create_store(Path(), database), next_server)
+    run_with_store(create_store(Path(), new_database), next_server)
 
 
 def test_all_columns_except_leases_and_row_numbers_are_copied(tmp_path: Path) -> None:
@@ -188,15 +188,15 @@ def test_all_columns_except_leases_and_row_numbers_are_copied(tmp_path: Path) ->
             assert not {"holder", "held_until_ms"} & set(table.columns), table.name
 
 
-def test_copy_to_a_nonempty_target_is_refused(tmp_path: Path, database: str) -> None:
+def test_copy_to_a_nonempty_target_is_refused(tmp_path: Path, new_database: str) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
-    first = copy_database(str(before), database)
+    first = copy_database(str(before), new_database)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_database(str(before), database)
+        copy_database(str(before), new_database)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_database(database, str(before))
-    assert copy_database(database, str(tmp_path / "after")) == first
+        copy_database(new_database, str(before))
+    assert copy_database(new_database, str(tmp_path / "after")) == first
 
 
 def test_copy_to_the_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,20 +206,20 @@ def test_copy_to_the_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
         assert "the source and the target are the same" in capsys.readouterr().err
 
 
-def test_target_with_only_keys_counts_as_nonempty(tmp_path: Path, database: str) -> None:
+def test_target_with_only_keys_counts_as_nonempty(tmp_path: Path, new_database: str) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)
-    run_with_store(create_access_store(Path(), database), fill_access)
+    run_with_store(create_access_store(Path(), new_database), fill_access)
     with pytest.raises(StorageError, match="is not empty"):
-        copy_database(str(before), database)
+        copy_database(str(before), new_database)
     run_with_store(SQLiteAccessStore(before), fill_access)
     run_with_store(SQLiteAccessStore(before), lambda store: store.revoke_key("bob", 8))
     with pytest.raises(StorageError, match="is not empty"):
-        copy_database(str(before), database)
+        copy_database(str(before), new_database)
     run_with_store(SQLiteAccessStore(after), lambda store: store.add_audit(AuditEntry(1, "ann", "did", "::1")))
     with pytest.raises(StorageError, match="is not empty"):
-        copy_database(database, str(after))
-    assert sum(each.rows for each in copy_database(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
+        copy_database(new_database, str(after))
+    assert sum(each.rows for each in copy_database(new_database, str(tmp_path / "new"))) == 4 + 28 + 5, (
         "the refused copies added nothing"
     )
 
@@ -258,7 +258,7 @@ def test_copy_without_keys_creates_no_access_file(tmp_path: Path) -> None:
 
 
 def test_copy_that_differs_from_the_source_is_discarded(
-    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, new_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
@@ -270,28 +270,28 @@ def test_copy_that_differs_from_the_source_is_discarded(
     with monkeypatch.context() as patched:
         patched.setattr(PostgresDatabase, "index_title", change)
         with pytest.raises(StorageError, match="differs from the source"):
-            copy_database(str(before), database)
-    assert {each.table: each.rows for each in copy_database(str(before), database)}["chats"] == 5
+            copy_database(str(before), new_database)
+    assert {each.table: each.rows for each in copy_database(str(before), new_database)}["chats"] == 5
 
 
-def test_copy_is_refused_while_a_server_uses_source_or_target(tmp_path: Path, database: str) -> None:
+def test_copy_is_refused_while_a_server_uses_source_or_target(tmp_path: Path, new_database: str) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
 
     async def serving() -> None:
-        store = create_store(Path(), database)
+        store = create_store(Path(), new_database)
         await store.open()
         try:
             with pytest.raises(StorageError, match="a server is using"):
-                await asyncio.to_thread(copy_database, str(before), database)
+                await asyncio.to_thread(copy_database, str(before), new_database)
         finally:
             await store.close()
 
     async def holding(store: SQLiteStore) -> None:
         with pytest.raises(StorageError, match="another notso is using"):
-            await asyncio.to_thread(copy_database, str(before), database)
+            await asyncio.to_thread(copy_database, str(before), new_database)
 
     asyncio.run(serving())
     in_directory(before, holding)
     with pytest.raises(StorageError, match="contains no chats"):
-        copy_database(str(tmp_path / "nowhere"), database)
+        copy_database(str(tmp_path / "nowhere"), new_database)

@@ -462,7 +462,7 @@ def test_no_row_of_a_deleted_document_stays_in_postgres(database: str) -> None:
 # ---------------------------------------------------------------- copies
 
 
-def test_copy_and_backup_contain_documents(tmp_path: Path, database: str) -> None:
+def test_copy_and_backup_contain_documents(tmp_path: Path, new_database: str) -> None:
     from notso.web.store.postgres.store import PostgresStore
 
     before, after, backup = tmp_path / "before", tmp_path / "after", tmp_path / "backup" / "notso.db"
@@ -490,9 +490,9 @@ def test_copy_and_backup_contain_documents(tmp_path: Path, database: str) -> Non
         assert len(hits) == 2 and len(documents) == 3
 
     run_with_store(SQLiteStore(before), fill)
-    copy_database(str(before), database)
-    copy_database(database, str(after))
-    for store in (SQLiteStore(before), SQLiteStore(after), PostgresStore(database), SQLiteStore(backup.parent)):
+    copy_database(str(before), new_database)
+    copy_database(new_database, str(after))
+    for store in (SQLiteStore(before), SQLiteStore(after), PostgresStore(new_database), SQLiteStore(backup.parent)):
         run_with_store(store, run_read)
     assert found[0] == found[1] == found[2] == found[3]
 

@@ -25,9 +25,9 @@ TRACE = '{"runs":[{"params":{"seed":7},"origin":"o","limit":9,"ids":[1,2],"close
 
 
 @pytest.fixture
-def emptied_database(database: str) -> str:
+def database(new_database: str) -> str:
     """Return a database without a schema, for `kept`."""
-    return database
+    return new_database
 
 
 @pytest.fixture

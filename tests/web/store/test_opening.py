@@ -40,9 +40,9 @@ def test_missing_postgres_extra_is_named_in_the_error(monkeypatch: pytest.Monkey
 
 
 def test_keys_command_uses_the_configured_database(
-    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    new_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DATABASE_URL", database)
+    monkeypatch.setenv("DATABASE_URL", new_database)
     assert run_command_line(["keys", "add", "ann", "--data-dir", str(tmp_path / "data")]) == exit_codes.DONE
     assert run_command_line(["keys", "--json", "--data-dir", str(tmp_path / "other")]) == exit_codes.DONE
     assert '"name": "ann"' in capsys.readouterr().out and not list(tmp_path.iterdir())
@@ -58,11 +58,11 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
 
 
 def test_doctor_checks_the_database(
-    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    new_database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
     assert doctor(capsys)["postgresql"]["status"] == "ok"
-    monkeypatch.setenv("DATABASE_URL", database)
+    monkeypatch.setenv("DATABASE_URL", new_database)
     found = doctor(capsys)
     assert found["postgresql"]["status"] == "warn" and "fsync" in found["postgresql"]["message"], "tests disable fsync"
     assert "PostgreSQL" in found["data"]["message"]
@@ -83,13 +83,13 @@ def test_cli_hides_database_password_and_refers_to_pg_dump(
     assert "pg_dump" in capsys.readouterr().err and not (tmp_path / "copy.db").exists()
 
 
-def test_settings_page_and_backup_route_name_postgresql(database: str, start: Start) -> None:
-    server = start(ScriptedEngine(), database_url=database).ready()
+def test_settings_page_and_backup_route_name_postgresql(new_database: str, start: Start) -> None:
+    server = start(ScriptedEngine(), database_url=new_database).ready()
     server.finished(server.ask("Hello"))
     refused = server.client.get("/backup")
     assert refused.status_code == 501 and "pg_dump" in refused.text
     settings = server.client.get("/settings").text
-    assert "Chats are stored in PostgreSQL" in settings and database not in settings
+    assert "Chats are stored in PostgreSQL" in settings and new_database not in settings
     with pytest.raises(StorageError, match="pg_dump"):
         server.on_loop(lambda: server.shared.store.backup(Path()))
     server.close()

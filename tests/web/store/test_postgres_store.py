@@ -270,7 +270,9 @@ def test_unresponsive_database_fails_calls_without_blocking(database: str, monke
         asyncio.run(work())
 
 
-def test_open_and_key_access_time_out_on_unresponsive_database(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_and_key_access_time_out_on_unresponsive_database(
+    new_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This must not depend on heartbeats, which `notso keys` does not send."""
 
     async def work() -> None:
@@ -301,7 +303,7 @@ def test_open_and_key_access_time_out_on_unresponsive_database(database: str, mo
         await store.close()
 
     for each in (work, begin):
-        with database_proxy(database) as proxy:
+        with database_proxy(new_database) as proxy:
             asyncio.run(each())
 
 
@@ -324,32 +326,32 @@ def test_concurrent_repeated_keys_create_one_turn(database: str) -> None:
     run(work)
 
 
-def test_concurrent_starts_create_one_schema(database: str) -> None:
+def test_concurrent_starts_create_one_schema(new_database: str) -> None:
     async def work() -> None:
-        async with stores(database, 5) as opened:
+        async with stores(new_database, 5) as opened:
             rows = await opened[0].read(OWNER, "SELECT version FROM schema_version")
             assert [row["version"] for row in rows] == [connection_module.SCHEMA_VERSION]
 
     run(work)
 
 
-def test_schema_may_be_created_by_an_administrator(database: str) -> None:
+def test_schema_may_be_created_by_an_administrator(new_database: str) -> None:
     role = f"app_{new_id().replace('-', '')}"
-    with psycopg.connect(database, autocommit=True) as admin:
+    with psycopg.connect(new_database, autocommit=True) as admin:
         admin.execute(f"CREATE ROLE {role} LOGIN".encode())
         admin.execute(f"CREATE SCHEMA notso AUTHORIZATION {role}".encode())  # the role itself may create no schema
 
     async def work(store: Any) -> None:
         assert await store.chats("me") == []
 
-    run_with_store(PostgresStore(database.replace("://postgres@", f"://{role}@")), work)
+    run_with_store(PostgresStore(new_database.replace("://postgres@", f"://{role}@")), work)
 
 
-def test_data_of_a_newer_release_is_refused(database: str) -> None:
+def test_data_of_a_newer_release_is_refused(new_database: str) -> None:
     async def work() -> None:
-        async with stores(database, 1) as (store,):
+        async with stores(new_database, 1) as (store,):
             await store.write(lambda db: db.execute("UPDATE schema_version SET version = version + 1"))
-        newer = PostgresStore(database)
+        newer = PostgresStore(new_database)
         with pytest.raises(DataDirectoryNewerError, match="newer"):
             await newer.open()
         await newer.close()
@@ -357,17 +359,17 @@ def test_data_of_a_newer_release_is_refused(database: str) -> None:
     run(work)
 
 
-def test_a_failed_migration_changes_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_changes_nothing(new_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         steps = (*connection_module.MIGRATIONS, "CREATE TABLE extra (x INT); INSERT INTO nowhere VALUES (1)")
         with monkeypatch.context() as patched:
             patched.setattr(connection_module, "MIGRATIONS", steps)
             patched.setattr(connection_module, "SCHEMA_VERSION", len(steps))
-            store = PostgresStore(database)
+            store = PostgresStore(new_database)
             with pytest.raises(StorageError):
                 await store.open()
             await store.close()
-        async with stores(database, 1) as (store,):
+        async with stores(new_database, 1) as (store,):
             (row,) = await store.read("", "SELECT to_regclass('extra') IS NULL AS none")
             assert row["none"]
 

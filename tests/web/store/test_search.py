@@ -155,11 +155,11 @@ def test_sqlite_migration_rebuilds_the_search_index(tmp_path: Path) -> None:
     assert connection.open_empty().execute("SELECT count(*) FROM texts").fetchone()[0] == 0
 
 
-def test_postgres_migration_rebuilds_the_search_index(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_migration_rebuilds_the_search_index(new_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     psycopg = pytest.importorskip("psycopg")
     from notso.web.store.postgres import connection as postgres
 
-    with psycopg.connect(database, autocommit=True) as db:
+    with psycopg.connect(new_database, autocommit=True) as db:
         monkeypatch.setattr(postgres, "SCHEMA_VERSION", min(postgres.REINDEXES) - 1)
         postgres.migrate(db)
         db.execute(
