@@ -18,7 +18,6 @@ from darwin.names import linux_only, names
 SOURCE = Path(__file__).parents[2] / "src" / "notso"
 SYSTEM = SOURCE / "system"
 
-LACKING = linux_only()
 WHICH_SYSTEM = {("sys", "platform"), ("os", "name"), ("os", "uname")}
 FORKS = {
     ("os", "fork"),
@@ -52,7 +51,7 @@ def faults(nodes: Sequence[ast.AST], name: str = "module.py") -> Iterator[str]:
         for module, attribute in used:
             if (module, attribute) in WHICH_SYSTEM or (module == "platform" and attribute in ("system", "uname")):
                 yield f"{place}: asks {module}.{attribute}"
-            if attribute in LACKING.get(module, ()):
+            if attribute in linux_only().get(module, ()):
                 yield f"{place}: macOS has no {module}.{attribute}"
             if (module, attribute) in FORKS:
                 yield f"{place}: {module}.{attribute} forks without executing a program"
@@ -109,5 +108,6 @@ def test_portable_code_is_allowed(line: str) -> None:
 
 
 def test_linux_only_names_are_read_from_the_type_stubs() -> None:
-    assert {"sched_getaffinity", "memfd_create", "posix_fadvise"} <= LACKING["os"] and "fork" not in LACKING["os"]
+    lacking = linux_only()["os"]
+    assert {"sched_getaffinity", "memfd_create", "posix_fadvise"} <= lacking and "fork" not in lacking
     assert "F_FULLFSYNC" in names("fcntl", "darwin") - names("fcntl", "linux")

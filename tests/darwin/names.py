@@ -13,6 +13,7 @@ NEWEST = (3, 13)  # the Python version for which the stubs are evaluated
 COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.GtE: operator.ge, ast.Lt: operator.lt}
 
 
+@cache
 def linux_only() -> dict[str, frozenset[str]]:
     """Return for each module the names that its stub declares for Linux but not for macOS."""
     return {module: names(module, "linux") - names(module, "darwin") for module in MODULES}

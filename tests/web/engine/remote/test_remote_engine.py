@@ -579,7 +579,7 @@ HELLO = (Message("user", "hello"),)
         [{"kind": "queued", "place": -(10**20)}],
         [{"kind": "text", "text": "a\ud800b"}, USAGE, END],
         [{"kind": "tool_call", "tool_call": {"id": "1", "name": "a", "arguments": "\udfff"}}, USAGE, END],
-        [{"kind": "text", "text": "x", "logprobs": [[]] * 2_000_001}],
+        pytest.param([{"kind": "text", "text": "x", "logprobs": [[]] * 2_000_001}], id="2,000,001 logprobs"),
         {"kind": "text"},
         5,
     ],
