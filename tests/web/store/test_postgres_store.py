@@ -433,7 +433,8 @@ def test_row_lock_does_not_block_other_calls(database: str, monkeypatch: pytest.
             held, release = threading.Event(), threading.Event()
 
             def hold(db: Database) -> None:
-                db.execute("SELECT id FROM chats WHERE id = ? FOR UPDATE", (chat.id,))
+                # Statements are pipelined: only fetching waits until the database has locked the row.
+                db.execute("SELECT id FROM chats WHERE id = ? FOR UPDATE", (chat.id,)).fetchone()
                 held.set()
                 release.wait(900)
 
