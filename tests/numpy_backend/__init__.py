@@ -1,1 +1,1 @@
-"""A second backend: the slow readable twins of the kernels, over arrays of its own."""
+"""A second backend in NumPy: slow, readable versions of the kernels, with its own array type."""

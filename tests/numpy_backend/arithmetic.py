@@ -1,6 +1,6 @@
-"""The float operations of the kernels in numpy, in the order that native/kernel_table.h writes down: the same bits.
+"""The kernels' float operations in NumPy, in the order specified in native/kernel_table.h, so that the bits are equal.
 
-`notso.qtensor.reference` has the twins of what is quantized; its float operations compute in float64 instead.
+Quantized operations are in `notso.qtensor.reference`, whose float operations compute in float64 instead.
 Shapes: L rows, H query heads, KH heads of keys and values, D head dimension, S positions.
 """
 
@@ -26,7 +26,7 @@ TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
 
 
 def chain(a: Floats, b: Floats) -> Floats:
-    """Sum of a * b over the last side by lanes of sixteen, zeros behind the end, then the fold."""
+    """Sum a * b over the last axis, padded with zeros, in sixteen lanes, which are then added pairwise."""
     short = -a.shape[-1] % 16
     if short:
         a, b = (np.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, short)]) for part in (a, b))
@@ -34,7 +34,7 @@ def chain(a: Floats, b: Floats) -> Floats:
 
 
 def exp(x: Floats) -> Floats:
-    """e^x, x clamped to [-87, 88]: v_exp of native/kernels/portable/float_kernels.h."""
+    """Return e^x for x clamped to [-87, 88], as v_exp in native/kernels/portable/float_kernels.h."""
     x = np.clip(x, np.float32(-87), np.float32(88))
     n = np.rint(x * np.float32(1.44269504))
     r = fma(n, np.float32(-0.693145751953125), x)
@@ -46,18 +46,18 @@ def exp(x: Floats) -> Floats:
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    """x (L, C) times 1 / sqrt(mean of squares + eps), times weight (C,)."""
+    """Return x (L, C) times 1 / sqrt(mean of squares + eps), times weight (C,)."""
     scale = ONE / np.sqrt(chain(x, x) / np.float32(x.shape[-1]) + np.float32(eps))
     return np.asarray(x * scale[:, None] * weight, np.float32)
 
 
 def silu_mul(gate: Floats, up: Floats) -> Floats:
-    """gate / (1 + exp(-gate)) * up."""
+    """Return gate / (1 + exp(-gate)) * up."""
     return np.asarray(gate / (ONE + exp(np.float32(0) - gate)) * up, np.float32)
 
 
 def matmul(x: Floats, weight: QTensor) -> Floats:
-    """x (L, K) times the transpose of weight (N, K)."""
+    """Return x (L, K) times the transpose of weight (N, K)."""
     if not weight.format.is_float:
         return reference.matmul_q8k(x, weight)
     numbers = blocks.dequantize(weight.format, weight.row_data())
@@ -67,7 +67,7 @@ def matmul(x: Floats, weight: QTensor) -> Floats:
 
 
 def rope_table(frequencies: Doubles, positions: Integers, factor: float) -> tuple[Floats, Floats]:
-    """Cosines and sines (L, D/2) as native/ops/rope_table.cpp has them: our own reduction and series, in float64."""
+    """Return cosines and sines (L, D/2), with the reduction and series of native/ops/rope_table.cpp in float64."""
     x = positions.astype(np.float64)[:, None] * frequencies
     n = np.rint(x * TWO_OVER_PI)
     angle = ((x - n * HALF_PI[0]) - n * HALF_PI[1]) - n * HALF_PI[2]
@@ -83,7 +83,7 @@ def rope_table(frequencies: Doubles, positions: Integers, factor: float) -> tupl
 
 
 def rope(x: Floats, cosine: Floats, sine: Floats, *, adjacent: bool) -> Floats:
-    """x (L, H, D) rotated by cosine and sine (L, D/2)."""
+    """Return x (L, H, D) rotated by cosine and sine (L, D/2)."""
     half = x.shape[2] // 2
     first, second = (slice(0, None, 2), slice(1, None, 2)) if adjacent else (slice(0, half), slice(half, None))
     a, b, c, s = x[..., first], x[..., second], cosine[:, None], sine[:, None]
@@ -94,8 +94,10 @@ def rope(x: Floats, cosine: Floats, sine: Floats, *, adjacent: bool) -> Floats:
 
 
 def attention(q: Floats, k: Floats, v: Floats, limits: Integers, scale: float) -> Floats:
-    """Causal attention over halves: q (L, H, D), k and v (S, KH, D) as the cache holds them; row i sees the first
-    limits[i] positions. The order is that of AttentionTask in native/kernel_table.h."""
+    """Compute attention over half-precision values: q (L, H, D), k and v (S, KH, D) as stored in the cache.
+
+    Row i attends to the first limits[i] positions. The order is that of AttentionTask in native/kernel_table.h.
+    """
     rows, heads, dim = q.shape
     shared = heads // k.shape[1]
     top = np.full((rows, heads), np.float32(-1e30))

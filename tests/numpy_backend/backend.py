@@ -1,7 +1,7 @@
-"""The numpy backend: everything that `notso.qtensor.Backend` asks for, a statement or two each.
+"""The NumPy backend: a short implementation of the protocol `notso.qtensor.Backend`.
 
-Its arrays are none of numpy's, and its blocks cannot be reached by the host: whoever above floor 1 leans on either
-fails here.
+Its arrays are opaque, and its cache blocks have no host address, so that code outside notso.qtensor that depends on
+either fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Host = npt.NDArray[Any]
 
 
 class OpaqueArray:
-    """What `Array` promises and no more."""
+    """Array with only the members of the protocol `Array`."""
 
     def __init__(self, values: Host) -> None:
         self.values = values
@@ -41,11 +41,11 @@ class OpaqueArray:
         return reshaped
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("this array lies in a backend's memory; download it")
+        raise TypeError("this array is in a backend's memory; download it")
 
 
 class OpaqueWeight:
-    """A tensor that went up."""
+    """Uploaded tensor."""
 
     def __init__(self, tensor: QTensor) -> None:
         self.name = tensor.name
@@ -53,7 +53,7 @@ class OpaqueWeight:
 
 
 class NumpyProgram:
-    """Calls kept until they are asked for."""
+    """Calls recorded for replay."""
 
     def __init__(self, backend: NumpyBackend) -> None:
         self._backend = backend
@@ -76,7 +76,7 @@ class NumpyProgram:
 
 
 class NumpyBackend:
-    """`available_bytes`: what it says there is."""
+    """`available_bytes`: the reported memory."""
 
     name = "numpy"
     kernels = "numpy"
@@ -235,7 +235,7 @@ def _product(x: OpaqueArray, weight: OpaqueWeight, norm: RMSNorm | None) -> Host
 def _attended(
     q: Host, positions: Host, table: Host, pool: NumpyPool, scale: float, windows: tuple[Host, NumpyPool] | None
 ) -> Host:
-    """Rows of one sequence."""
+    """Compute attention for the rows of one sequence."""
     if pool.format == "f16":
         k, v = pool.halves(table, int(positions.max()) + 1)
         return arithmetic.attention(q, k, v, positions + 1, scale)

@@ -1,4 +1,4 @@
-"""Blocks of a cache that the host can only copy: what a device of its own memory offers."""
+"""Cache blocks that the host can only copy, as on a device with its own memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Integers = npt.NDArray[np.int32]
 
 
 class NumpyPool:
-    """One layer's blocks, (blocks, KH, 1, bytes of a head) uint8."""
+    """Blocks of one layer: (blocks, KH, 1, bytes of a head) uint8."""
 
     def __init__(self, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         self.format: KVFormat = format
@@ -45,16 +45,16 @@ class NumpyPool:
     def touch_block(self, block: int) -> None:
         pass
 
-    # For the backend alone
+    # used only by the backend
 
     def put(self, k: Floats, v: Floats, positions: Integers, tables: Integers) -> None:
-        """Row i of k and v (L, KH, D) to positions[i], by the table tables[i]; rows without a block are left out."""
+        """Store row i of k and v (L, KH, D) at positions[i] of the table tables[i]; skip rows without a block."""
         at = tables[np.arange(len(positions)), positions // TILE] >= 0
         with np.errstate(over="ignore"):
             kv_cache.put(self._data, self.format, k[at], v[at], positions[at], tables[at])
 
     def halves(self, table: Integers, count: int) -> tuple[Floats, Floats]:
-        """Keys and values (count, KH, D) of the first positions of a sequence."""
+        """Return keys and values (count, KH, D) of the first positions of a sequence."""
         tiles = [
             kv_cache.unpack_half_block(self._data[b, :, 0], self.kv_heads, self.head_dim) for b in _blocks(table, count)
         ]
@@ -62,7 +62,7 @@ class NumpyPool:
         return k, v
 
     def rounded(self, table: Integers, count: int, windows: tuple[Integers, NumpyPool] | None) -> list[RoundedVectors]:
-        """The same in other formats: with windows, the first tile and the last are read from those."""
+        """Return the same for other formats. The first and the last tile are read from `windows`, if given."""
         numbers = _blocks(table, count)
         taken = []
         for tile, block in enumerate(numbers):

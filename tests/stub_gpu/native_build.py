@@ -1,4 +1,4 @@
-"""Targets of the native build that only tests want, made in the folder where this Python's own module was."""
+"""Build targets that only tests need, in the build folder of this Python's native module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tool(name: str) -> str:
-    """A program beside this Python or on the path."""
+    """Return a program next to this Python or on PATH; skip the test if there is none."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -27,7 +27,7 @@ def tool(name: str) -> str:
 
 
 def build_folder() -> Path | None:
-    """Where this Python's own module was built."""
+    """Return the build folder of this Python's native module, if it exists."""
     for cache_file in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
         python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache_file.read_text(), re.MULTILINE)
         folder = cache_file.parent
@@ -38,7 +38,7 @@ def build_folder() -> Path | None:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold the build of a folder: ninja does not lock it, and tests run in several processes."""
+    """Lock a build folder, because ninja does not, and tests run in several processes."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +47,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 @cache
 def built(target: str) -> Path:
-    """The one library that this target makes."""
+    """Build a target and return its library."""
     found, ninja = build_folder(), tool("ninja")
     folder = found or ROOT / "build" / "emulated"
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
