@@ -80,8 +80,8 @@ def honest_failures(victim: Victim) -> int:
 
 
 def imported(victim: Victim) -> bool:
-    """Return whether an ordinary import succeeds when it is retried as told. On a slow machine the server may cut it
-    off to free memory, possibly without a response."""
+    """Return whether an ordinary import succeeds, with retries after the time in Retry-After. On a slow machine the
+    server may cut it off to free memory, possibly without a response."""
     for _ in range(TRIES):
         retry_seconds = 5.0
         with contextlib.suppress(httpx.TransportError):

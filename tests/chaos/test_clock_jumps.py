@@ -103,13 +103,13 @@ def test_system_clock_jumps_lose_no_data(tmp_path: Path, victim: Callable[..., V
         if server.client.get(f"/v1/responses/{kept[-1]}").status_code != 200:
             wrong.append((number, jump, "a response that was kept is gone"))
         if server.client.get(f"/v1/responses/{kept[0]}").status_code != 404:
-            wrong.append((number, jump, "not the oldest response went"))
+            wrong.append((number, jump, "the oldest response was kept"))
         Running.wait(lambda: not re.search(r'data-state="(queued|running)"', server.client.get(chat).text))
         order = [int(each) for each in re.findall(r"question (\d+)", server.client.get(f"{chat}/export/md").text)]
         if order != sorted(order) or set(order) != set(range(number + 1)):
             wrong.append((number, jump, "order", order))
         if re.search(r'data-state="failed"', server.client.get(chat).text):
-            wrong.append((number, jump, "an answer did not end well"))
+            wrong.append((number, jump, "an answer failed"))
     server.client.post(f"{chat}/delete", data={})
     shim.set("clock_seconds", -2 * YEAR)
     server.ask(PURGE)

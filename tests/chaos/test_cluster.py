@@ -80,7 +80,7 @@ class Inspector:
                 "SELECT answer_html FROM messages WHERE generation_id = %s", (generation,)
             ).fetchone()
             if stored is not None and stored[0] != html:
-                wrong.append(("shown otherwise", generation, html[-80:], stored[0][-80:]))
+                wrong.append(("shown differently", generation, html[-80:], stored[0][-80:]))
         return wrong
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ def whole(what, questions, answers):
         wrong.append((what, found))
     with sqlite3.connect(data / "notso.db") as db:
         if db.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
-            wrong.append((what, "not sound"))
+            wrong.append((what, "damaged file"))
 
 async def nothing(store):
     pass

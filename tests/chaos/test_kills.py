@@ -114,12 +114,12 @@ def look(server: Victim, known: Acknowledged, keys: list[str], responses: list[s
         address = "/chats" if text.startswith("first") else f"{chat}/messages"
         again = client.post(address, data={"text": text, "key": key})
         if again.status_code != 303 or again.headers["location"] != chat:
-            wrong.append((chat, "the same form again", again.status_code))
+            wrong.append((chat, "acknowledged form sent again", again.status_code))
     for key, (address, text) in known.unsure.items():  # resend as a browser does; afterwards it must be stored once
         for _ in range(2):
             again = client.post(address, data={"text": text, "key": key})
             if again.status_code not in (303, 409):
-                wrong.append((address, "an unanswered form again", again.status_code))
+                wrong.append((address, "unanswered form sent again", again.status_code))
         if again.status_code == 303:
             known.asked[key] = again.headers["location"], text
     known.unsure.clear()
@@ -198,7 +198,7 @@ def test_kills_lose_no_acknowledged_writes(tmp_path: Path, victim: Callable[...,
         new_keys, new_responses = set(known.asked) - seen_keys, set(known.responses) - seen_responses
         wrong += look(server, known, [*new_keys, *some_old], sorted(new_responses))
         if "are missing from the database" in server.client.get("/").text:
-            wrong.append("a loss is told that is none")
+            wrong.append("a loss is reported although nothing was lost")
         seen_keys, seen_responses = set(known.asked), set(known.responses)
         wrong += converse(server)
         if number < KILLS:

@@ -66,7 +66,7 @@ def refuse_folders_of_linux(event: str, arguments: tuple[Any, ...]) -> None:
         fault = f"{frame.f_code.co_filename}:{frame.f_lineno} opens {path}"
         with FAULTS.open("a") as file:
             file.write(fault + "\n")
-        raise RuntimeError(f"{fault}, which macOS has not")
+        raise RuntimeError(f"{fault}, which macOS lacks")
 
 
 class Library(ctypes.CDLL):

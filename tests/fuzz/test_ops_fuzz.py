@@ -416,7 +416,7 @@ def one_call(name: str, seed: int) -> None:
         operation(**call)
         for key, value in expected.items():
             pairs = zip(call[key], value, strict=False) if isinstance(value, list) else [(call[key], value)]
-            assert all(near(given, result, wanted) for result, wanted in pairs), f"{what}: {key} is not numpy's"
+            assert all(near(given, result, wanted) for result, wanted in pairs), f"{what}: {key} differs from NumPy"
     else:
         victims = [key for key, value in call.items() if isinstance(value, (np.ndarray, list))]
         key = str(rng.choice(victims))
@@ -437,7 +437,7 @@ def one_call(name: str, seed: int) -> None:
             operation(**call)
         except (ValueError, TypeError):
             same = zip(arrays_of(call), before, strict=True)
-            assert all(a.tobytes() == b.tobytes() for a, b in same), f"{what}: refused {key}, but wrote"
+            assert all(a.tobytes() == b.tobytes() for a, b in same), f"{what}: rejected {key}, but wrote"
     assert arena.intact(), f"{what}: wrote outside its arrays"
 
 

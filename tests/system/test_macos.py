@@ -103,7 +103,7 @@ def test_template_is_rendered_in_a_child_on_macos(python: Path, tmp_path: Path) 
         ("import os; os.sched_getaffinity(0)", "no attribute 'sched_getaffinity' on macOS"),
         ("from os import memfd_create", "cannot import name 'memfd_create'"),
         ("import mmap; mmap.MADV_HUGEPAGE", "no attribute 'MADV_HUGEPAGE' on macOS"),
-        ("open('/proc/self/status')", "opens /proc/self/status, which macOS has not"),
+        ("open('/proc/self/status')", "opens /proc/self/status, which macOS lacks"),
         ("from pathlib import Path\ntry:\n  Path('/sys/x').read_text()\nexcept OSError: pass", "opens /sys/x"),
         ("import sys, os; assert sys.platform == 'linux'", "AssertionError"),
         ("import ctypes; ctypes.CDLL(None).prctl", "undefined symbol: prctl"),

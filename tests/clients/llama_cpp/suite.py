@@ -50,7 +50,7 @@ def tests_of(clone: str) -> Path:
     """Return the folder of llama.cpp's server tests. Raise ValueError if the clone has none."""
     folder = Path(clone).absolute() / INSIDE
     if not (folder / "utils.py").is_file():
-        raise ValueError(f"LLAMA_CPP is no clone of llama.cpp: it has no {INSIDE}")
+        raise ValueError(f"LLAMA_CPP is not a clone of llama.cpp: {INSIDE} is missing")
     return folder
 
 

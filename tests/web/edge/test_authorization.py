@@ -520,9 +520,9 @@ def faults(world: World, routes: Sequence[str]) -> Iterator[str]:
             if not _is_right(entry, who, status):
                 yield f"{route} answered {status} to {who}"
             if SECRET in text and (route, who) != ("GET /backup", "operator"):
-                yield f"{route} shows {who} what is A's"
+                yield f"{route} shows data of A to {who}"
             if (after := world.state()) != before:
-                yield f"{route} by {who} changed what is A's"
+                yield f"{route} by {who} changed data of A"
                 before = after
     for route, entry in known:
         status, _ = world.ask("A", route, entry, world.things())
@@ -580,7 +580,7 @@ def test_authorization_check_reports_unlisted_and_unguarded_routes(
     assert list(faults(world, ["GET /planted"])) == ["GET /planted has no entry"]
     monkeypatch.setitem(ENTRIES, "GET /planted", OPEN)
     found = list(faults(world, ["GET /planted"]))
-    assert "GET /planted answered 200 to anonymous" in found and "GET /planted shows revoked what is A's" in found
+    assert "GET /planted answered 200 to anonymous" in found and "GET /planted shows data of A to revoked" in found
 
 
 def test_authorization_check_detects_stop_without_owner_check(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,7 +591,7 @@ def test_authorization_check_detects_stop_without_owner_check(world: World, monk
 
     monkeypatch.setattr(Turns, "stop_chat", stop)
     found = list(faults(world, ["POST /archive"]))
-    assert "POST /archive by B changed what is A's" in found
+    assert "POST /archive by B changed data of A" in found
 
 
 def test_route_without_access_mark_is_rejected() -> None:
