@@ -163,7 +163,7 @@ def test_every_sampling_field_is_an_option(engine: Any, notso: Run, verb: str, n
 
 
 @pytest.mark.parametrize("verb", ["run", "chat"])
-def test_all_sampling_fields_are_options(engine: Any, notso: Run, verb: str) -> None:
+def test_sampling_options_can_be_combined(engine: Any, notso: Run, verb: str) -> None:
     words = [word for name, (typed, _) in TYPED.items() for word in ("--" + name.replace("_", "-"), typed) if word]
 
     result = notso(verb, *words, *(["x"] if verb == "run" else []), stdin="x\n")

@@ -1,7 +1,7 @@
 """Answers are started and abandoned in all possible ways, and nothing is lost, mixed up or leaked.
 
-100 answers of two kinds by default, 500 if the engine has changed, 10,000 with `make fuzz`. A failure prints its seed.
-`FUZZ_SEED=<n>` starts with the same requests, although the order of threads varies.
+100 answers with two caches by default; 500 with four if the engine has changed, 10,000 with `make fuzz`. A failure
+prints its seed. `FUZZ_SEED=<n>` starts with the same requests, although the order of threads varies.
 
 Many threads concurrently submit, read, stop, disconnect, abandon and resume, with fewer blocks than they need, so that
 answers wait, are preempted and share prefixes. Each answer is compared with the answer to the same request alone; a

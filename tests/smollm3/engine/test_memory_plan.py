@@ -55,7 +55,7 @@ SMOLLM3_3B = SmolLM3Config(
 
 
 def plan(gib: float, *, fine_weights: bool = False, stored: KVFormat | None = None, **settings: Any) -> EnginePlan:
-    """For the 3B, with so much memory available."""
+    """Return the plan for the 3B with `gib` of available memory."""
     config = EngineConfig.from_dict(settings)
     return plan_engine(SMOLLM3_3B, WEIGHTS, config, limit(gib), fine_weights=fine_weights, stored=stored)
 

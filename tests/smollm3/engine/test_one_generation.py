@@ -1,8 +1,8 @@
 """A request's answer is the same alone or concurrently, with any split of the work, and with any cached, drafted or
 restored tokens.
 
-A dozen answers of each kind by default, 48 if the engine has changed, 1,000 with `make fuzz`, drawn at random from all
-combinations. A failure prints its seed: `FUZZ_SEED=<n>` draws the same ones.
+16 answers in each cache format by default, 48 if the engine has changed, 1,000 with `make fuzz`, drawn at random from
+all combinations. A failure prints its seed: `FUZZ_SEED=<n>` draws the same ones.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_answers_are_identical_under_random_conditions(kv: KVFormat, tmp_path: P
 
 
 def test_answers_are_identical_for_each_cache_and_chunk_setup(kv: KVFormat, tmp_path: Path) -> None:
-    """Empty cache, cached and restored; every chunk size; one and two threads; with and without speculation."""
+    """Empty cache, cached and restored; every chunk size above 1; one and two threads; with and without speculation."""
     asked: list[Asked] = []
     for speculation in (True, False):
         with load(kv, tmp_path, speculation=speculation) as engine:

@@ -1,6 +1,6 @@
 """Receipts of one kernel family are reproduced by all others, and changed ones are detected.
 
-RECEIPTS=1000 sets their number; LONG=native adds twenty under qemu and ten on the emulated CUDA backend.
+RECEIPTS=1000 sets their number; LONG=native also checks up to twenty under qemu and ten with emulated CUDA kernels.
 """
 
 from __future__ import annotations

@@ -148,5 +148,5 @@ def test_memory_for_blocks_on_disk_is_touched_after_load(tmp_path: Path, monkeyp
         until = time.monotonic() + 60
         while not engine._core.background._memory_is_touched and time.monotonic() < until:
             time.sleep(0.01)
-        assert engine._runner.cache._touched == 5  # six files
+        assert engine._runner.cache._touched == 5  # blocks 0 to 5, one for each file
         assert answer(engine, PROMPT)[1] == len(PROMPT) - 1

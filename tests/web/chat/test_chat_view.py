@@ -248,8 +248,7 @@ class CharactersRead:
 
 
 def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple[Chat, list[StoredMessage]]:
-    """Build four hundred turns of a thousand characters each, with a summary in place of the first `summary_at`
-    turns."""
+    """Build four hundred turns of a thousand characters each, with a summary after turn `summary_at`."""
     chat, messages = new_chat("long", thinking=False), list[StoredMessage]()
 
     def add(role: Any, content: str, parent: str | None, kind: Any = "turn") -> str:
