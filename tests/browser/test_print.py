@@ -140,6 +140,7 @@ def test_an_exported_page_has_typeset_formulas(chat: Callable[..., Page], browse
             return [top, bottom];
         })"""
     )
+    assert len(boxes) > 1
     assert all(above[1] <= below[0] for above, below in pairwise(boxes)), "messages do not overlap"
     assert exported.locator("math").first.evaluate("element => element.getBoundingClientRect().width") > 10
     exported.close()

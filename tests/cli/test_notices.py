@@ -60,7 +60,10 @@ def test_text_log_writes_one_line_per_record(
 
 
 class FullDisk(io.StringIO):
+    writes = 0
+
     def write(self, text: str, /) -> int:
+        self.writes += 1
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -71,5 +74,7 @@ def test_log_on_a_full_disk_raises_no_error(
     for each in loggers:
         each.handlers[:] = []
     install()
-    monkeypatch.setattr(sys, "stderr", FullDisk())
+    disk = FullDisk()
+    monkeypatch.setattr(sys, "stderr", disk)
     logging.getLogger("notso.web.test").warning("lost")
+    assert disk.writes == 1

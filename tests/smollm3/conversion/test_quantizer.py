@@ -107,8 +107,10 @@ def test_quantization_error_is_no_worse_than_llama_cpp(tmp_path: Path) -> None:
 def test_gguf_package_reads_the_quantized_file(tmp_path: Path) -> None:
     source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
     quantize(source, out, "Q5_K_M", TEXT, 1)
+    tensors = gguf.GGUFReader(out).tensors
     with GGUFFile.open(out) as ours:
-        for theirs in gguf.GGUFReader(out).tensors:
+        assert {each.name for each in tensors} == ours.tensors.keys()
+        for theirs in tensors:
             mine = ours.tensors[theirs.name]
             assert theirs.tensor_type.name == mine.format.name
             numbers = gguf.quants.dequantize(theirs.data, theirs.tensor_type)

@@ -68,10 +68,11 @@ def test_steps_are_captured_again_after_weights_change(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         until(lambda: engine._runner.has_captured_steps)
 
-        def exchange() -> None:
+        def exchange() -> int:
             engine._runner.weights = engine._runner.weights
+            return len(shapes(engine))
 
-        engine._core.call(exchange)
+        assert engine._core.call(exchange) == 0
         until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 

@@ -52,10 +52,10 @@ def fields_classes(kind: type[Fields] = Fields) -> Iterator[type[Fields]]:
 
 
 def test_every_optional_field_accepts_null() -> None:
-    for kind in fields_classes():
-        for field in kind.model_fields.values():
-            if not field.is_required():  # an error shows the annotation
-                TypeAdapter(Annotated[field.annotation, *field.metadata, None]).validate_python(None)
+    fields = [field for kind in fields_classes() for field in kind.model_fields.values() if not field.is_required()]
+    assert len(fields) > 100
+    for field in fields:  # an error shows the annotation
+        TypeAdapter(Annotated[field.annotation, *field.metadata, None]).validate_python(None)
 
 
 @pytest.mark.parametrize("path", CLIENTS)

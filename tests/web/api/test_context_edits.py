@@ -172,9 +172,8 @@ def test_thinking_of_unfinished_tool_turn_is_kept(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine).ready()
     assert asked(server, {"type": "clear_thinking_20251015"}) == []
-    assert all(
-        each.keep_reasoning for each in engine.requests[-1].messages if isinstance(each, Message) and each.tool_calls
-    )
+    messages = [each for each in engine.requests[-1].messages if isinstance(each, Message)]
+    assert [each.keep_reasoning for each in messages if each.tool_calls] == [True] * 5
 
 
 def test_unsupported_edits_are_reported_or_rejected(start: Start) -> None:

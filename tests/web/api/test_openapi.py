@@ -71,9 +71,11 @@ def test_every_supported_operation_has_success_schema(document: dict[str, Any]) 
 
 
 def test_request_schemas_do_not_reuse_response_component_names(document: dict[str, Any]) -> None:
-    for address, operation in operations(document):
+    names = set()
+    for _, operation in operations(document):
         body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-        assert body.get("$ref", "").rpartition("/")[2] not in COMPONENTS, address
+        names.add(body.get("$ref", "").rpartition("/")[2])
+    assert len(names) > 20 and names.isdisjoint(COMPONENTS)
 
 
 def test_responses_match_documented_schemas(served: Any, document: dict[str, Any]) -> None:

@@ -225,7 +225,8 @@ def test_examples_stay_in_the_kind_of_chat_that_the_page_shows(start: Start, kin
     chat = server.on_loop(lambda: server.shared.store.chat("local", location.removeprefix("/chats/")))
     assert (chat.temporary, chat.project) == ((True, "") if kind == "temporary" else (False, project))
     server.client.post(f"{location}/clear")
-    assert all(f'name="{kind}" value="{value}"' in each for each in EXAMPLE.findall(server.client.get(location).text))
+    examples = EXAMPLE.findall(server.client.get(location).text)
+    assert len(examples) == 3 and all(f'name="{kind}" value="{value}"' in each for each in examples)
 
 
 def test_starters_stay_in_a_temporary_chat(start: Start) -> None:

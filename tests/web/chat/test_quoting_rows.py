@@ -76,7 +76,9 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 def test_quote_constraint_permits_every_token_of_the_rows(tokenizer: Tokenizer) -> None:
     quotes = QuoteManager(tokenizer)
-    for row in quoting_rows("birds.txt", stored(text(2, 80)), 12):
+    rows = list(quoting_rows("birds.txt", stored(text(2, 80)), 12))
+    assert len(rows) == 12
+    for row in rows:
         asked, answered = parts(row)
         held = quotes.output([QuoteSource(replace_newlines(asked))], None, "")
         assert held is not None

@@ -134,6 +134,8 @@ def test_chat_changes_are_sent_to_feeds_of_other_replicas(replica: Replica, even
             reader.feed(chunk)
             if any(event.event == "chats" for event in reader.events):
                 break
+        else:
+            pytest.fail("the feed ended without the change")
 
 
 def test_remote_reader_receives_end_after_valkey_failure(
