@@ -41,7 +41,7 @@ def test_row_bytes_requires_whole_blocks() -> None:
             row_bytes(Q4_K, bad)
 
 
-def test_lookup_by_name_and_bits() -> None:
+def test_format_is_found_by_name() -> None:
     assert FORMATS_BY_NAME["Q4_K"] is Q4_K
     assert not Q4_K.is_float
 

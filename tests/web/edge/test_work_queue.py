@@ -11,7 +11,7 @@ from notso.web.edge.work_queue import LARGE_BYTES, WorkQueue
 from notso.web.values.errors import Problem
 
 
-def test_large_work_runs_in_order_while_small_work_bypasses_line() -> None:
+def test_large_work_runs_in_order_while_small_work_bypasses_queue() -> None:
     async def run() -> None:
         line, gate, done = WorkQueue("line"), threading.Event(), list[int]()
         names = set[str]()
@@ -32,7 +32,7 @@ def test_large_work_runs_in_order_while_small_work_bypasses_line() -> None:
     asyncio.run(run())
 
 
-def test_full_work_line_returns_429_until_waiting_work_is_canceled() -> None:
+def test_full_work_queue_returns_429_until_waiting_work_is_canceled() -> None:
     async def run() -> None:
         line = WorkQueue("line", most_waiting=1)
         async with line.turn("a"):

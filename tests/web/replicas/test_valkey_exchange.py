@@ -322,7 +322,7 @@ def test_value_is_queued_without_waiting_for_an_unreachable_server(monkeypatch: 
     async def run() -> None:
         exchange = ValkeyExchange("unix:///nowhere/valkey.sock")
         exchange.is_unreachable = True
-        monkeypatch.setattr(exchange._client, "set", lambda *_, **__: pytest.fail("the server was asked"))
+        monkeypatch.setattr(exchange._client, "set", lambda *_, **__: pytest.fail("the value was sent to the server"))
         await exchange.set_value("v", "1", 60)
         assert await exchange.get_value("v") == "1" and exchange._work.is_set()
         await exchange.close()

@@ -171,7 +171,7 @@ WRONG = [
 ]
 
 
-def test_invalid_id_tokens_are_rejected(
+def test_each_fault_of_an_id_token_returns_403(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oidc_module, "KEYS_REFRESH_SECONDS", 0.0)

@@ -20,7 +20,7 @@ def test_host_names_are_accepted_in_lower_case_without_brackets(name: str) -> No
         *("*.bot.example", "münchen.example", "fe80::1%eth0", "a b", ""),
     ],
 )
-def test_what_no_request_can_name_is_refused(name: str) -> None:
+def test_host_that_no_request_can_name_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="allow_host must be a host name") as refusal:
         Settings(allowed_hosts=("good.example", name))
     assert repr(name) in str(refusal.value)

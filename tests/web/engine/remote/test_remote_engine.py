@@ -449,7 +449,7 @@ def test_unknown_host_error_names_allow_host_option(start: Start) -> None:
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.2", port)) == 0:
-            pytest.fail("the server listens on one address only")
+            pytest.fail("the server listens on more than one address")
     relay = Relay(address.replace("127.0.0.2", "127.0.0.1"))
     source = RemoteSource(relay.address.replace("127.0.0.1", "0.0.0.0"), KEY)
     with pytest.raises(EngineError, match=r"--allow-host 0\.0\.0\.0"):
