@@ -124,7 +124,7 @@ def test_default_cases_of_thinned_tests_are_spread_evenly(monkeypatch: pytest.Mo
 
 
 def test_long_cases_do_not_count_as_default_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise none of a test would run if the chosen cases were marked."""
+    """Otherwise, no case of a test would run if those chosen for it were marked as long."""
     monkeypatch.setattr(long_tests, "THINNED", {"engine": {"a.py": {"test_many": 1}}})
     cases = [f"a.py::test_many[{at}]" for at in range(3)]
     assert long_tests.thinned(cases, marked=cases[:1]) == {"a.py::test_many[2]": "engine"}

@@ -39,9 +39,9 @@ Run = Callable[..., Any]
 class ManyAnswers:
     """Engine that answers each question with its own text, last question first, in a separate thread.
 
-    `refuses` maps a question to an error that `submit` raises, and `fails` to an error that is an event of the answer,
-    and with `running_also_fail` also of the answers to all waiting questions. It gives at most `most` answers, and none
-    while fewer than `awaits` questions wait and fewer than `in_all` arrived.
+    `refuses` maps a question to an error that `submit` raises, and `fails` to one that is an event of the answer. With
+    `running_also_fail`, the answers to all waiting questions get that event, too. At most `most` answers are given, and
+    none while fewer than `awaits` questions wait and fewer than `in_all` have arrived.
     """
 
     def __init__(self, *, slots: int = 4, most: int = 1 << 30) -> None:

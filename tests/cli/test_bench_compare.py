@@ -144,7 +144,7 @@ def test_an_unknown_peer_is_refused() -> None:
     ("library", "kind"), [("PyDLL", signal.SIGKILL), ("CDLL", signal.SIGTERM), ("PyDLL", signal.SIGINT)]
 )
 def test_peer_process_exits_when_benchmark_is_killed(tmp_path: Path, kind: signal.Signals, library: str) -> None:
-    """Also during a step that takes an hour, and even if the step never releases the interpreter lock (PyDLL)."""
+    """The peer is in a step that takes an hour and, with PyDLL, never releases the interpreter lock."""
     step = f"open('at_work', 'w').write(str(os.getpid())); ctypes.{library}(None).sleep(3600)"
     (tmp_path / "llama_cpp.py").write_text(
         "import ctypes, os" + STAND_IN.replace("passed[0] += context.ms / 1000", step)

@@ -54,8 +54,6 @@ def reason(generation: Generation) -> str | None:
 
 
 def test_close_wakes_engine_thread_that_is_about_to_wait(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by the engine thread when it has just found no work and is about to wait."""
-
     class Slow(threading.Condition):
         def __enter__(self) -> bool:
             if threading.current_thread().name == "notso-engine":

@@ -182,7 +182,7 @@ def test_hashes_can_be_read_by_other_users(own_home: Path) -> None:
     assert registry._ledger_path().stat().st_mode == path.stat().st_mode
 
 
-def test_remember_hash_ignores_an_unwritable_cache(own_home: Path) -> None:
+def test_store_hash_ignores_an_unwritable_cache(own_home: Path) -> None:
     path = own_home / "model.gguf"
     path.write_bytes(b"one")
     (own_home / "cache").write_text("a file where a folder should be")
@@ -191,7 +191,7 @@ def test_remember_hash_ignores_an_unwritable_cache(own_home: Path) -> None:
     assert registry.stored_hash(path) is None
 
 
-def test_concurrent_remember_hash_calls_keep_all_hashes(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_store_hash_calls_keep_all_hashes(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The download that starts first ends last."""
     paths = [own_home / name for name in ("a.gguf", "b.gguf")]
     for path in paths:

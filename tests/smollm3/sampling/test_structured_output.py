@@ -331,7 +331,7 @@ def test_required_call_does_not_continue_a_begun_answer(demo_engine: Engine, cho
 
 
 def test_parallel_tool_calls_false_allows_a_single_call(demo_engine: Engine) -> None:
-    """Without a grammar too, and nothing after it shows."""
+    """Even without a grammar, the answer ends with the first call."""
     several = demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, parallel_tool_calls=False))
     events = list(several.events())
     assert len(calls(events)) == 1

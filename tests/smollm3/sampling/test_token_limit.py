@@ -274,7 +274,7 @@ def test_search_near_the_limit_is_bounded(grammars: GrammarCompiler, small_token
 def test_search_steps_of_an_answer_are_limited(
     grammars: GrammarCompiler, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with a few steps, which are soon spent."""
+    """The limit is so low that it is reached."""
     monkeypatch.setattr(token_limit, "MAX_STEPS", 60)
     output = structured(grammars, small_tokenizer, of_schema(record(["a", "b"], a=STRING, b=STRING)))
     draw(output, small_tokenizer, 24, 1)
@@ -440,7 +440,7 @@ def test_objects_are_closed_by_default(grammars: GrammarCompiler, small_tokenize
     ids=json.dumps,
 )
 def test_numbers_have_at_most_twenty_digits(grammars: GrammarCompiler, small_tokenizer: Tokenizer, schema: Any) -> None:
-    """However much a model likes digits."""
+    """The model prefers digits, and in the second round points and exponents."""
     tokenizer = small_tokenizer
     likes = np.array([tokenizer.token_bytes(token)[:1].isdigit() for token in range(tokenizer.vocab_size)])
     for likes_points in (False, True):

@@ -138,9 +138,14 @@ def test_response_finished_while_draining_is_not_left_open(start: Start, left: P
     """Otherwise the next process would write the response again, and another model would write another text."""
     server = start(load).ready()
     id = server.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()["id"]
+
+    def unfinished() -> Any:
+        return server.on_loop(lambda: server.shared.store.records.unfinished_response("local", id))
+
+    assert unfinished() is not None
     server.on_loop(lambda: setattr(server.shared, "stopping", True))
     COPIED.set()
-    server.wait(lambda: server.on_loop(lambda: server.shared.store.records.unfinished_response("local", id)) is None)
+    server.wait(lambda: unfinished() is None)
 
 
 def test_unfinished_response_is_not_reported_as_unknown(start: Start) -> None:

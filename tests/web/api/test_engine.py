@@ -119,6 +119,7 @@ def test_unread_session_expires(engine: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     async def begin() -> None:
         ends.session("s")
+        assert ends._sessions
 
     engine.on_loop(begin)
     engine.wait(lambda: not ends._sessions)

@@ -451,7 +451,7 @@ def test_storage_that_fails_before_the_check_does_not_revive_a_revoked_session()
 
 
 def test_known_session_does_not_wait_for_unreachable_storage() -> None:
-    """It is checked when the storage is reachable again."""
+    """The session is checked when the storage is reachable again."""
 
     async def scenario() -> None:
         now, storage = 1e9, Storage()
