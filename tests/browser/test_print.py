@@ -129,7 +129,7 @@ def test_printed_chat_has_complete_text_in_black_on_white(
 def test_an_exported_page_has_typeset_formulas(chat: Callable[..., Page], browser: Browser, tmp_path: Path) -> None:
     page = chat("light")
     html = page.evaluate("async () => (await fetch(location.pathname + '/export/html')).text()")
-    assert html.count("<math ") == 3 and "Formulas that stay TeX" not in html
+    assert html.count("<math ") == 3 and "exported as TeX" not in html
     file = tmp_path / "chat.html"
     file.write_text(html, "utf-8")
     exported = browser.new_page()

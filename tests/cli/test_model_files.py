@@ -38,7 +38,7 @@ def test_model_folder_is_converted_once_until_changed(notso: Run, folder: Path, 
     assert file.name.startswith("my model-") and file.suffix == ".gguf"
     written = file.stat().st_mtime_ns
     second = notso(*ask)
-    assert second.code == 8 and second.out == first.out and "made into" not in second.err
+    assert second.code == 8 and second.out == first.out and "to Q4_K_M" not in second.err
     assert file.stat().st_mtime_ns == written
     assert notso("inspect", str(folder)).code == 0 and made(own_home) == [file]
     os.utime(folder / "tokenizer.json", ns=(1, 1))

@@ -160,7 +160,7 @@ def test_demo_model_is_labeled_and_offers_download(start: Start) -> None:
 
 def test_page_does_not_mention_demo_for_a_real_model(start: Start, tmp_path: Path) -> None:
     page = start(ScriptedEngine(is_demo=False), data_dir=tmp_path / "other").ready().client.get("/").text
-    assert "emo model" not in page and "Fetch" not in page
+    assert "emo model" not in page and "Download SmolLM3" not in page
 
 
 def test_user_text_is_escaped(shared: Any) -> None:

@@ -483,7 +483,7 @@ def test_operator_page_removes_a_user_with_all_data(start: Start, book: KeyManag
     rows = server.on_loop(lambda: accounts.store.usage(accounts.today(), accounts.today()))
     assert [row for row in rows if row.owner == owner] == []
     page = server.client.get("/operator", headers=bearer(operator)).text
-    assert "ann</th>" not in page and "with all data" in page
+    assert '<th scope="row">ann' not in page and "with all data" in page
     release.set()
     server.on_loop(accounts.flush)
     misspelled = remove("proxy:ann")
