@@ -30,43 +30,43 @@ def fail() -> str:
 
 @app.tool()
 def hang() -> str:
-    """Never answer."""
+    """Sleep for ten minutes."""
     time.sleep(600)
     return ""
 
 
 @app.tool()
 def babble() -> str:
-    """Talk without end."""
+    """Return a long text."""
     return "bla " * 100_000
 
 
 @app.tool()
 def paint() -> list[TextContent | ImageContent]:
-    """Text and a picture."""
+    """Return a text and an image."""
     return [TextContent(text="Look:"), ImageContent(data="AAAA", mime_type="image/png")]
 
 
 @app.tool()
 def environment(name: str) -> str:
-    """Tell a variable."""
+    """Return an environment variable."""
     return os.environ.get(name, "not there")
 
 
 @app.tool()
 def die() -> str:
-    """End this program."""
+    """Exit."""
     os._exit(3)
 
 
 @app.tool()
 def pid() -> str:
-    """This program's number."""
+    """Return the process id."""
     return str(os.getpid())
 
 
 class Table(BaseModel):
-    """What is asked."""
+    """The form to fill in."""
 
     people: int = Field(ge=1, le=12, title="How many")
     outside: bool = False
@@ -93,7 +93,7 @@ def review(code: str, tone: str = "kind") -> str:
 
 @app.prompt(name="Stand Up!")
 def stand_up() -> str:
-    """/ at the start."""
+    """Return a text that begins with a slash."""
     return "/usr/bin/true is a path"
 
 
