@@ -64,7 +64,7 @@ def complaints(uses: dict[str, Use]) -> list[str]:
     for name, use in uses.items():
         bound = next(most for begin, most in BOUNDS.items() if name.startswith(begin))
         if use.registers > bound:
-            found.append(f"{name} uses {use.registers} registers, but may use only {bound}")
+            found.append(f"{name} takes {use.registers} registers, {bound} are its bound")
     return found
 
 

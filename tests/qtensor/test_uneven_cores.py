@@ -58,7 +58,7 @@ def two_threads(cpu: int, other: int) -> Iterator[int]:
 
 @contextmanager
 def hogged(worker: int, cpu: int) -> Iterator[None]:
-    """Run a busy process on the thread's CPU, with priority over the thread."""
+    """Run a busy process on the thread's CPU."""
     hog = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"])
     try:
         os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Build targets that only tests need, in the build folder of this Python's native module."""
+"""Targets of the native build that only tests want, made in the folder where this Python's own module was."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tool(name: str) -> str:
-    """Return a program next to this Python or on PATH; skip the test if there is none."""
+    """A program beside this Python or on the path."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -27,7 +27,7 @@ def tool(name: str) -> str:
 
 
 def build_folder() -> Path | None:
-    """Return the build folder of this Python's native module, if it exists."""
+    """Where this Python's own module was built."""
     for cache_file in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
         python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache_file.read_text(), re.MULTILINE)
         folder = cache_file.parent
@@ -38,7 +38,7 @@ def build_folder() -> Path | None:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Lock a build folder, because ninja does not, and tests run in several processes."""
+    """Hold the build of a folder: ninja does not lock it, and tests run in several processes."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +47,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 @cache
 def built(target: str) -> Path:
-    """Build a target and return its library."""
+    """The one library that this target makes."""
     found, ninja = build_folder(), tool("ninja")
     folder = found or ROOT / "build" / "emulated"
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
