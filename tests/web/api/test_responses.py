@@ -199,7 +199,24 @@ def test_input_items_are_converted_to_engine_request(start: Start) -> None:
     options = asked.options
     assert (options.tool_choice, options.when_full, options.priority) == (ToolName("add"), "drop_oldest", "api")
     assert (asked.params.thinking_budget, asked.params.max_tokens) == (256, 9)
-    assert answer.json()["tool_choice"] == choice and answer.json()["tools"] == [TOOL]
+    assert answer.json()["tool_choice"] == choice and answer.json()["tools"] == [TOOL | {"description": None}]
+
+
+def test_response_has_all_fields_that_strict_clients_require(start: Start) -> None:
+    """OpenRouter's clients and the types of Open Responses reject responses without them."""
+    server = start(ScriptedEngine(tricky)).ready()
+    bare = {key: value for key, value in TOOL.items() if key not in ("description", "strict")}
+    body = {"input": "Hi", "tools": [bare], "prompt_cache_key": "a", "safety_identifier": "b"}
+    whole = server.client.post(URL, json=body).json()
+    lines = re.findall(r"^data: (.*)$", server.client.post(URL, json=body | {"stream": True}).text, re.MULTILINE)
+    first, last = (json.loads(lines[at])["response"] for at in (0, -1))
+    assert first["completed_at"] is None
+    for each in (whole, last):
+        assert each["completed_at"] >= each["created_at"]
+    for each in (whole, first, last):
+        assert (each["frequency_penalty"], each["presence_penalty"], each["top_logprobs"]) == (0, 0, 0)
+        assert (each["prompt_cache_key"], each["safety_identifier"]) == ("a", "b")
+        assert each["tools"] == [bare | {"description": None, "strict": None}]
 
 
 def test_function_call_output_continues_from_tool_call(start: Start) -> None:

@@ -151,6 +151,7 @@ class ResponseSerializer(Serializer):
             "id": self.id,
             "object": "response",
             "created_at": self._created,
+            "completed_at": self._completed_at() if self._status == "completed" else None,
             "status": "cancelled" if self._is_cancelled else self._status,
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -250,6 +251,11 @@ class ResponseSerializer(Serializer):
         self._sequence += 1
         is_whole = event.endswith((".done", ".completed", ".incomplete", ".failed"))
         return named_event(event, {"type": event, "sequence_number": self._sequence, **fields}, is_whole=is_whole)
+
+    def _completed_at(self) -> int:
+        # Not the current time: a client that resumes a stream gets the same value again.
+        usage = self._usage or Usage(0, 0)
+        return self._created + int((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1_000)
 
     def _usage_body(self) -> dict[str, Any] | None:
         usage = self._usage
