@@ -178,17 +178,20 @@ def test_generated_text_cannot_forge_sse_events(start: Start) -> None:
     assert text == expected
 
 
-def test_reasoning_format_none_puts_thinking_in_content(start: Start) -> None:
+@pytest.mark.parametrize("form", ["none", "raw"])
+def test_reasoning_format_none_puts_thinking_in_content(start: Start, form: str) -> None:
     server = start(ScriptedEngine(tricky)).ready()
-    body = {"messages": HELLO, "reasoning_format": "none"}
+    body = {"messages": HELLO, "reasoning_format": form}
     message = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     assert message["content"].startswith("<think>\nHm, \n\nlet me see.\n</think>\none\n\n")
     assert "reasoning_content" not in message
-    chunks = [json.loads(line) for line in stream_lines(server, reasoning_format="none")[:-1]]
+    chunks = [json.loads(line) for line in stream_lines(server, reasoning_format=form)[:-1]]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == message["content"]
 
 
-@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+@pytest.mark.parametrize(
+    "fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}, {"reasoning_format": "hidden"}]
+)
 def test_excluded_reasoning_is_left_out_of_response(start: Start, fields: dict[str, Any]) -> None:
     server = start(ScriptedEngine(tricky)).ready()
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO} | fields)

@@ -164,6 +164,24 @@ def test_reasoning_fields_set_thinking_and_budget(fields: dict[str, Any], thinki
     assert (request.options.thinking, request.params[0].thinking_budget) == (thinking, budget)
 
 
+@pytest.mark.parametrize(
+    ("groq", "plain"),
+    [
+        ({"reasoning_effort": "default"}, {}),
+        ({"reasoning_effort": "default", "enable_thinking": False}, {"enable_thinking": False}),
+        ({"reasoning_format": "parsed"}, {"reasoning_format": "deepseek"}),
+        ({"reasoning_format": "raw"}, {"reasoning_format": "none"}),
+    ],
+)
+def test_groq_reasoning_values_are_aliases(groq: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert ask(**groq) == ask(**plain)
+
+
+def test_random_seed_is_alias_of_seed() -> None:
+    assert ask(random_seed=7) == ask(seed=7)
+    assert refusal({"messages": HELLO, "seed": 7, "random_seed": 8}).param == "random_seed"
+
+
 def test_each_choice_gets_next_seed() -> None:
     assert [params.seed for params in ask(n=3, seed=5).params] == [5, 6, 7]
     assert [params.seed for params in ask(n=2, seed=2**64 - 1).params] == [2**64 - 1, 0]
@@ -458,6 +476,9 @@ def test_contradictory_thinking_fields_are_rejected(fields: dict[str, Any]) -> N
         {"include_reasoning": True, "reasoning": {"exclude": True}},
         {"reasoning_format": "none", "reasoning": {"exclude": True}},
         {"reasoning_format": "none", "include_reasoning": False},
+        {"reasoning_format": "raw", "include_reasoning": False},
+        {"reasoning_format": "hidden", "include_reasoning": True},
+        {"reasoning_format": "hidden", "reasoning": {"exclude": False}},
     ],
 )
 def test_contradictory_reasoning_output_fields_are_rejected(fields: dict[str, Any]) -> None:

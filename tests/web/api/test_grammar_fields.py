@@ -66,6 +66,7 @@ SCHEMA_GRAMMAR = Grammar("json_schema", json.dumps(SCHEMA))
         ({"type": "json_object", "value": SCHEMA}, SCHEMA_GRAMMAR),  # TGI; so are the next three
         ({"type": "json", "value": SCHEMA}, SCHEMA_GRAMMAR),
         ({"type": "regex", "value": "[0-9]+"}, Grammar("regex", "[0-9]+")),
+        ({"type": "regex", "pattern": "[0-9]+"}, Grammar("regex", "[0-9]+")),
         ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, SCHEMA_GRAMMAR),
         ({"type": "json_schema", "schema": SCHEMA}, SCHEMA_GRAMMAR),  # Together
         ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, SCHEMA_GRAMMAR),

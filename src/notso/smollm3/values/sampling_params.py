@@ -211,7 +211,10 @@ class SamplingParams:
         help="Random seed; the same seed gives the same answer.",
         low=-(1 << 63),
         high=(1 << 64) - 1,
-        text="64-bit integer; the same seed and input give the same text; -1: random",
+        openai={
+            "seed": "64-bit integer; the same seed and input give the same text; -1: random",
+            "random_seed": "Mistral's name for `seed`",
+        },
         ollama={"seed": "64-bit integer; the same seed and input give the same text; -1: random"},
         page=OnPage(
             label="Seed",

@@ -193,10 +193,11 @@ class ObjectFormat(Fields):
 
 
 class RegexFormat(Fields):
-    """A regular expression that must match the whole answer, as in TGI."""
+    """A regular expression that must match the whole answer: `value` (TGI) or `pattern` (Together AI)."""
 
     type: Literal["regex"]
-    value: Text
+    value: Text | None = None
+    pattern: Text | None = None
 
 
 class Schema(Fields):
@@ -271,7 +272,7 @@ class ChatFields(GrammarFields):
     tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    reasoning_effort: Literal["none"] | Effort | None = None
+    reasoning_effort: Literal["none", "default"] | Effort | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingOptions | None = None
     think: bool | Effort | None = None
@@ -280,7 +281,7 @@ class ChatFields(GrammarFields):
     thinking_token_budget: Budget | None = None
     thinking_budget_tokens: Budget | None = None
     reasoning_budget_tokens: Budget | None = None
-    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    reasoning_format: Literal["auto", "deepseek", "parsed", "none", "raw", "hidden"] | None = None
     include_reasoning: bool | None = None
     store: Annotated[
         bool | None,
@@ -338,7 +339,10 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "parallel_tool_calls": works("false: at most one call per response"),
     "chat_template_kwargs": works("`enable_thinking` or its alias `thinking` (true or false), and `reasoning_effort`"),
-    "reasoning_effort": works(f"`none` disables thinking; {EFFORTS}", f"{EFFORT_ADVICE}, or thinking_budget in tokens"),
+    "reasoning_effort": works(
+        f"`none` disables thinking; {EFFORTS}; `default` counts as omitted",
+        f"{EFFORT_ADVICE}, or thinking_budget in tokens",
+    ),
     "enable_thinking": works("alias of `chat_template_kwargs.enable_thinking`"),
     "thinking": works(
         "true, false, or an object with `type` (`enabled`, `disabled` or `adaptive`) and optionally `budget_tokens`"
@@ -359,7 +363,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "thinking_budget_tokens": works("llama.cpp's name for `thinking_budget`"),
     "reasoning_budget_tokens": works("llama.cpp's newer name for `thinking_budget`"),
     "reasoning_format": works(
-        "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
+        "`auto`, `deepseek` and `parsed` return reasoning in `reasoning_content`; `none` and `raw` leave it in the "
+        "text, within tags; `hidden` leaves it out of the response"
     ),
     "include_reasoning": works("false: leave the reasoning out of the response"),
     "prompt_cache_key": works("no effect: prompts are always cached"),
@@ -443,7 +448,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         names={"response_format": grammar_field},
         hints=find_hints(fields, body),
         keep_stream=bool(fields.store),
-        raw_thinking=fields.reasoning_format == "none",
+        raw_thinking=fields.reasoning_format in ("none", "raw"),
         hides_reasoning=_hides_reasoning(fields),
     )
 
@@ -460,7 +465,7 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
         "reasoning.enabled": reasoning.enabled if reasoning else None,
     }
     efforts = {
-        "reasoning_effort": fields.reasoning_effort,
+        "reasoning_effort": None if fields.reasoning_effort == "default" else fields.reasoning_effort,
         "reasoning.effort": reasoning.effort if reasoning else None,
         "chat_template_kwargs.reasoning_effort": template.reasoning_effort if template else None,
         "think": None if isinstance(fields.think, bool) else fields.think,
@@ -484,14 +489,13 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
 
 
 def _hides_reasoning(fields: ChatFields) -> bool:
-    included, excluded = fields.include_reasoning, fields.reasoning.exclude if fields.reasoning else None
-    if included is not None and included == excluded:
-        raise invalid_field("include_reasoning", "include_reasoning and reasoning.exclude contradict each other")
-    is_hidden = included is False or excluded is True
-    if is_hidden and fields.reasoning_format == "none":
-        name = "reasoning.exclude" if excluded else "include_reasoning"
-        raise invalid_field("reasoning_format", f"reasoning_format none and {name} contradict each other")
-    return is_hidden
+    excluded = fields.reasoning.exclude if fields.reasoning else None
+    shown = {
+        "include_reasoning": fields.include_reasoning,
+        "reasoning.exclude": None if excluded is None else not excluded,
+        "reasoning_format": {"none": True, "raw": True, "hidden": False}.get(fields.reasoning_format or ""),
+    }
+    return find_value(shown, "contradict each other")[1] is False
 
 
 def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> bool:
@@ -520,7 +524,12 @@ def _format(fields: ChatFields) -> Grammar | None:
     match fields.response_format:
         case ObjectFormat(schema_=None, value=None):
             return Grammar("json_object")
-        case RegexFormat(value=expression):
+        case RegexFormat() as regex:
+            _, expression = find_value(
+                {f"response_format.{name}": getattr(regex, name) for name in ("value", "pattern")}
+            )
+            if expression is None:
+                raise invalid_field("response_format.value", "response_format.value is required")
             return Grammar("regex", expression)
         case ObjectFormat() | SchemaFormat() as json_format:
             value = json_format.value
