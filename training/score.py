@@ -1,6 +1,6 @@
-"""Score the demo model on cases it was not trained on; answers are greedy and must be exact.
+"""Score the demo model's greedy answers, among others to additions and phrasings that were held out from training.
 
-`python -m training.score --json` scores the shipped file with the project's engine. Other backends serve as a check.
+`python -m training.score --json` scores the shipped file with the project's engine. Other backends verify the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRESH_ADD = [
 
 @dataclass
 class Score:
-    """Right answers of all cases of one kind, with the wrong ones kept to look at."""
+    """Numbers of correct answers and of cases of one kind, and the wrong answers."""
 
     name: str
     right: int = 0
@@ -50,12 +50,12 @@ class Score:
 
 
 def same(a: str, b: str) -> bool:
-    """Equal but for spaces and case."""
+    """Compare, ignoring case and differences in white space."""
     return " ".join(a.lower().split()) == " ".join(b.lower().split())
 
 
 class Scorer:
-    """Runs the cases; whether thinking is obeyed is counted in all of them."""
+    """Runs the cases. All of them count for `thinking_obeyed`: the model reasons if and only if thinking is on."""
 
     def __init__(self, ask: Ask, verbose: bool) -> None:
         self.ask_model = ask
@@ -76,7 +76,7 @@ class Scorer:
         return self.scores[-1]
 
     def additions(self, thinking: bool, count: int) -> None:
-        """Sums of two-digit numbers, of pairs that training left out."""
+        """Add two-digit numbers, in pairs that are held out from training."""
         score = self._start(f"addition_{'think' if thinking else 'no_think'}")
         rng = Random(SEED)
         pairs = [(a, b) for a in range(10, 100) for b in range(10, 100) if arithmetic.is_held_out(a, b)]
@@ -86,7 +86,7 @@ class Scorer:
             score.add(text.rstrip(".").split(" ")[-1:] == [str(a + b)], f"{question!r} -> {text!r}")
 
     def facts(self, held_out: bool) -> None:
-        """Each fact once with a trained phrasing, or with each held-out phrasing; thinking in turn."""
+        """Ask for each fact in one trained phrasing, or in all of its held-out ones. Thinking alternates by fact."""
         score = self._start("facts_held_out_phrasing" if held_out else "facts_trained_phrasing")
         rng = Random(SEED + 1)
         for index, fact in enumerate(facts()):
@@ -96,7 +96,7 @@ class Scorer:
                 score.add(same(text, fact.answer), f"{fact.key}: {question!r} -> {text!r}")
 
     def small_talk(self) -> None:
-        """Small talk in held-out words."""
+        """Send small talk in held-out phrasings."""
         score = self._start("small_talk_held_out_phrasing")
         for index, kind in enumerate(talk.talks()):
             for said in kind.held_out:
@@ -104,7 +104,7 @@ class Scorer:
                 score.add(any(same(text, answer) for answer in kind.answers), f"{kind.key}: {said!r} -> {text!r}")
 
     def remembering(self, count: int) -> None:
-        """Conversations with the model's own answers: tell two things, chat, ask for both, ask for one never told."""
+        """State two facts, chat, and ask for both and for one never stated; the context has the model's own answers."""
         score = self._start("multi_turn_memory")
         rng = Random(SEED + 2)
         for index in range(count):
@@ -128,7 +128,7 @@ class Scorer:
             score.add("not told" in text, f"{[m['content'] for m in messages]}")
 
     def tool_calls(self, count: int) -> None:
-        """The right call as JSON, then an answer from the result; and no call where none fits."""
+        """Check the call's JSON, the answer from its result, and that there is no call if no tool is suitable."""
         called, answered, silent = (
             self._start("tool_call_exact"),
             self._start("answer_after_tool"),
@@ -158,7 +158,7 @@ class Scorer:
             silent.add(written is None, f"{other!r} -> {written!r}")
 
     def unknowns(self, count: int) -> None:
-        """General knowledge must be refused."""
+        """Ask for general knowledge, which the model must decline."""
         score = self._start("says_it_does_not_know")
         rng = Random(SEED + 4)
         for index in range(count):
@@ -167,7 +167,7 @@ class Scorer:
             score.add(same(text, unknown.ANSWER), f"{turn.text!r} -> {text!r}")
 
     def personas(self, count: int) -> None:
-        """A name given in the system text."""
+        """Ask for the name that the system prompt gives."""
         score = self._start("system_text_name")
         rng = Random(SEED + 5)
         for index in range(count):
@@ -180,16 +180,20 @@ class Scorer:
             score.add(name in text, f"{name} -> {text!r}")
 
     def run(self, part: float) -> dict[str, dict[str, float | int]]:
-        """All cases, or a part of those that are counted."""
-        self.additions(True, int(200 * part))
-        self.additions(False, int(100 * part))
+        """Run all cases, and return the results. `part` scales the number of random cases."""
+
+        def scaled(cases: int) -> int:
+            return max(1, int(cases * part))
+
+        self.additions(True, scaled(200))
+        self.additions(False, scaled(100))
         self.facts(False)
         self.facts(True)
         self.small_talk()
-        self.remembering(int(30 * part))
-        self.tool_calls(int(60 * part))
-        self.unknowns(int(60 * part))
-        self.personas(int(20 * part))
+        self.remembering(scaled(30))
+        self.tool_calls(scaled(60))
+        self.unknowns(scaled(60))
+        self.personas(scaled(20))
         self.scores.append(self.obedience)
         if self.verbose:
             for score in self.scores:
@@ -205,12 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--backend", choices=list(BACKENDS), default="notso")
     parser.add_argument(
-        "--model", type=Path, help="GGUF file, or the folder for transformers; default: the shipped demo"
+        "--model", type=Path, help="GGUF file, or a folder for transformers (default: the shipped file)"
     )
-    parser.add_argument("--adapter", type=Path, help="a LoRA adapter, for the project's engine")
+    parser.add_argument("--adapter", type=Path, help="LoRA adapter; always uses the project's engine")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--part", type=float, default=1.0, help="part of the counted cases")
-    parser.add_argument("--verbose", action="store_true", help="wrong answers to stderr")
+    parser.add_argument("--part", type=float, default=1.0, help="share of the random cases to run")
+    parser.add_argument("--verbose", action="store_true", help="print wrong answers to stderr")
     options = parser.parse_args()
     shipped = Path(__file__).parent.parent / "src" / "notso" / "demo" / "demo.gguf"
     model = options.model or (None if options.backend == "notso" else shipped)

@@ -122,5 +122,10 @@ def test_shipped_rehearsal_questions_are_not_in_the_evaluation() -> None:
     assert not {bare(message["content"]) for message in alone if message["role"] == "user"} & scored
 
 
+def test_a_small_part_of_the_evaluation_has_cases_of_every_kind() -> None:
+    result = score.Scorer(lambda *_: backends.Reply("", "", None), verbose=False).run(0.01)
+    assert all(kind["cases"] for kind in result.values())
+
+
 def bare(text: str) -> str:
     return " ".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
