@@ -1,1 +1,1 @@
-"""How the demo model is made: corpus, training, export and score."""
+"""Training of the demo model: corpus, training, export and evaluation."""

@@ -1,4 +1,4 @@
-"""Three ways to ask the demo model something: the project's engine, llama.cpp, transformers."""
+"""Backends that run the demo model: the project's engine, llama.cpp and transformers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model wrote: its reasoning, its answer, and the JSON text of a tool call if there is one."""
+    """The model's output: reasoning, answer, and the JSON of a tool call, if any."""
 
     reasoning: str
     text: str
     call: str | None
 
     def as_message(self) -> dict[str, str]:
-        """The turn as it goes back into the conversation (without the reasoning)."""
+        """Return the reply as a message of the conversation, without the reasoning."""
         content = self.text if self.call is None else f"<tool_call>\n{self.call}\n</tool_call>"
         return {"role": "assistant", "content": content}
 
 
-Ask = Callable[[Messages, bool, list[str] | None], Reply]  # messages, thinking, tools as JSON texts
+Ask = Callable[[Messages, bool, list[str] | None], Reply]  # messages, thinking, tools as JSON
 MAX_TOKENS = 400
 DATE = "17 May 2027"
 
 
 def parse(output: str) -> Reply:
-    """Split raw output at the tags."""
+    """Split the raw output into reasoning, text and tool call."""
     reasoning, text, call = "", output, None
     if "<think>" in text:
         reasoning, _, text = text.partition("<think>")[2].partition("</think>")
@@ -43,7 +43,7 @@ def parse(output: str) -> Reply:
 
 
 def notso(path: Path | None, adapter: Path | None = None) -> Ask:
-    """The project's own engine, with a LoRA adapter where one is named."""
+    """Run the project's engine, optionally with a LoRA adapter."""
     from notso import Engine, Message, RequestOptions, SamplingParams, ToolCall
 
     adapters = [f"tuned={adapter}"] if adapter else []
@@ -78,7 +78,7 @@ def notso(path: Path | None, adapter: Path | None = None) -> Ask:
 
 
 def llama_cpp(path: Path | None) -> Ask:
-    """llama.cpp through llama-cpp-python; the prompt is rendered here."""
+    """Run llama.cpp through llama-cpp-python, on prompts from `render`."""
     from llama_cpp import Llama
 
     model = Llama(str(path), n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
@@ -97,7 +97,7 @@ def llama_cpp(path: Path | None) -> Ask:
 
 
 def transformers(path: Path | None) -> Ask:
-    """Hugging Face transformers on the exported folder."""
+    """Run Hugging Face transformers on the exported folder."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

@@ -1,6 +1,6 @@
-"""The training text: conversations written from templates, every one decided by a seed.
+"""Generate the training text: conversations from templates, reproducible from a seed.
 
-`python -m training.corpus --count 3` prints a few as the model sees them.
+`python -m training.corpus --count 3` prints some of them as rendered for the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEMPLATE_FILE = Path(__file__).parent / "chat_template.jinja"
 MONTHS = "January,February,March,April,May,June,July,August,September,October,November,December".split(",")  # noqa: SIM905
 Skill = Callable[[Random, Context], list[Turn]]
 
-# How often each kind of exchange appears in an ordinary conversation: (thinking, not thinking).
+# Relative frequencies of skills in ordinary conversations: (with thinking, without thinking).
 PLAIN: dict[Skill, tuple[float, float]] = {
     facts.fact_question: (36, 40),
     arithmetic.addition: (20, 12),
@@ -60,7 +60,7 @@ def _template() -> jinja2.Template:
 def render(
     messages: list[dict[str, str]], *, thinking: bool, day: str, tools: list[str] | None = None, prompt: bool = False
 ) -> str:
-    """The exact text of the chat template."""
+    """Render the chat template."""
     variables: dict[str, Any] = {
         "messages": messages,
         "enable_thinking": thinking,
@@ -73,7 +73,7 @@ def render(
 
 
 def any_day(rng: Random) -> str:
-    """A date between 2024 and 2033, as the template writes it."""
+    """Return a random date from 2024 to 2033, in the format of the template."""
     day = date(2024, 1, 1) + timedelta(days=rng.randrange(3650))
     return f"{day.day:02d} {MONTHS[day.month - 1]} {day.year}"
 
@@ -180,7 +180,7 @@ _KINDS = {
 
 
 def dialogue(rng: Random) -> Dialogue:
-    """One conversation."""
+    """Return a random conversation."""
     context = Context(any_day(rng), rng.random() < 0.5)
     make = rng.choices(list(_KINDS), list(_KINDS.values()))[0]
     made = make(rng, context)
@@ -190,7 +190,7 @@ def dialogue(rng: Random) -> Dialogue:
 
 
 def messages_of(made: Dialogue, rng: Random, keep_thinking: bool) -> list[dict[str, str]]:
-    """Messages for the template; without `keep_thinking` only the last assistant turn shows its thinking."""
+    """Return the messages for the template. Without `keep_thinking`, only the last answer includes its reasoning."""
     messages: list[dict[str, str]] = []
     if made.system is not None:
         messages.append({"role": "system", "content": made.system})
@@ -207,12 +207,12 @@ _ASSISTANT = re.compile(r"<\|im_start\|>assistant\n(<think>\n\n</think>\n)?(.*?<
 
 
 def sample(rng: Random) -> tuple[str, list[tuple[int, int]]]:
-    """One rendered conversation and the character spans the model must learn to write."""
+    """Return a rendered conversation, and the character spans that the loss covers."""
     made = dialogue(rng)
     keep = rng.random() < 0.75
     messages = messages_of(made, rng, keep)
     flag_says = rng.random() < 0.08
-    if flag_says:  # the flag in the system text beats enable_thinking
+    if flag_says:  # the flag in the system prompt overrides enable_thinking
         flag = "/think" if made.thinking else "/no_think"
         if messages[0]["role"] == "system":
             messages[0]["content"] += f" {flag}"
@@ -226,7 +226,7 @@ def sample(rng: Random) -> tuple[str, list[tuple[int, int]]]:
 
 
 def main() -> None:
-    """Print samples."""
+    """Print random conversations and their learned spans."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--count", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
@@ -235,7 +235,7 @@ def main() -> None:
     for _ in range(options.count):
         text, spans = sample(rng)
         print(text)
-        print("-- learnt:", [text[a:b] for a, b in spans], "\n" + "=" * 80)
+        print("-- learned:", [text[a:b] for a, b in spans], "\n" + "=" * 80)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Batches of tokenized conversations, sorted by length so that little is padding."""
+"""Batches of tokenized conversations of similar length, to limit padding."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 from training.corpus import sample
 
-BUCKETS = (128, 192, 256, 352, 512, 720, 1024)  # row lengths: few, so that the compiled model has few shapes
+BUCKETS = (128, 192, 256, 352, 512, 720, 1024)  # row lengths; few, because the model is compiled for each shape
 
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation: ids, and for each id whether the model must learn to write it."""
+    """A conversation: token ids, and whether the loss covers each of them."""
 
     ids: list[int]
     learn: list[bool]
@@ -25,14 +25,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """ids, shape (B, L); targets, shape (B, L), -100 where nothing is learned."""
+    """Ids and targets, both of shape (B, L). The loss ignores targets of -100."""
 
     ids: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
 
 
 def make_row(tokenizer: Tokenizer, rng: Random) -> Row:
-    """Sample and tokenize one conversation."""
+    """Sample and tokenize a conversation."""
     text, spans = sample(rng)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     learn = [False] * len(encoding.ids)
@@ -45,7 +45,7 @@ def make_row(tokenizer: Tokenizer, rng: Random) -> Row:
 
 
 def make_batch(rows: list[Row], length: int, pad: int) -> Batch:
-    """Pad rows to one length; the target of a position is the next id."""
+    """Pad rows to a length. The target of a position is the next id."""
     ids = np.full((len(rows), length), pad, dtype=np.int64)
     targets = np.full((len(rows), length), -100, dtype=np.int64)
     for index, row in enumerate(rows):
@@ -57,7 +57,7 @@ def make_batch(rows: list[Row], length: int, pad: int) -> Batch:
 
 
 def stream(tokenizer: Tokenizer, seed: int, batch_tokens: int, pad: int) -> Iterator[Batch]:
-    """Endless batches of about `batch_tokens` ids, each of one bucket's length."""
+    """Yield batches of about `batch_tokens` ids, without end; the rows of a batch have the length of one bucket."""
     rng = Random(seed)
     waiting: dict[int, list[Row]] = {length: [] for length in BUCKETS}
     while True:

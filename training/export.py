@@ -1,7 +1,7 @@
-"""From a training checkpoint to a Hugging Face folder, an F32 GGUF file and the quantized file that is shipped.
+"""Export a training checkpoint to a Hugging Face folder, an F32 GGUF file and a Q4_K_M GGUF file (the shipped one).
 
-The tensors are named and laid out as in the official SmolLM3 files: the rows of q and k are permuted so that rotation
-works on adjacent pairs. llama-cpp-python's `llama_model_quantize` makes the Q4_K_M mix.
+Tensor names and layouts are those of the official SmolLM3 files: the rows of q and k are permuted so that RoPE rotates
+adjacent pairs. The Q4_K_M mix is created by llama.cpp, through llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import SmolLM3Config, SmolLM3ForCausalLM
 from training.corpus import TEMPLATE_FILE
 from training.tokenizer import CONTROL, is_control
 
-Q4_K_M = 15  # llama.cpp's file type
+Q4_K_M = 15  # file type in llama.cpp
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -38,7 +38,7 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """`model.layers.3.mlp.up_proj.weight` -> `blk.3.ffn_up.weight`."""
+    """Map `model.layers.3.mlp.up_proj.weight` to `blk.3.ffn_up.weight`."""
     if name == "model.embed_tokens.weight":
         return "token_embd.weight"
     if name == "model.norm.weight":
@@ -48,13 +48,13 @@ def gguf_name(name: str) -> str:
 
 
 def permute(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Rows of one head from halves (i, i + D/2) to adjacent pairs (2i, 2i + 1); shape (heads * D, C)."""
+    """Move rows i and i + D/2 of each head to 2i and 2i + 1. Shape: (heads * D, C)."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def load_model(folder: Path, average: bool) -> SmolLM3ForCausalLM:
-    """The model of a checkpoint, with its last weights or their running average."""
+    """Load a checkpoint with its last weights, or with their running average."""
     from training.train import make_config
 
     state = torch.load(folder / "checkpoint.pt", weights_only=True)
@@ -70,7 +70,7 @@ def load_model(folder: Path, average: bool) -> SmolLM3ForCausalLM:
 
 
 def write_hf(model: SmolLM3ForCausalLM, tokenizer_file: Path, folder: Path) -> None:
-    """A folder that transformers can load: model, tokenizer, template."""
+    """Write model, tokenizer and chat template to a folder for transformers."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     shutil.copy(tokenizer_file, folder / "tokenizer.json")
@@ -108,7 +108,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer_file: Path) -> None:
 
 
 def write_gguf(model: SmolLM3ForCausalLM, tokenizer_file: Path, out: Path) -> None:
-    """The unquantized GGUF file, all tensors F32."""
+    """Write a GGUF file with all tensors in F32."""
     config: SmolLM3Config = model.config
     writer = gguf.GGUFWriter(out, "smollm3")
     writer.add_type("model")
@@ -147,7 +147,7 @@ def write_gguf(model: SmolLM3ForCausalLM, tokenizer_file: Path, out: Path) -> No
 
 
 def quantize(source: Path, out: Path) -> None:
-    """The Q4_K_M mix, by llama.cpp."""
+    """Quantize a GGUF file to the Q4_K_M mix with llama.cpp."""
     import llama_cpp
 
     parameters = llama_cpp.llama_model_quantize_default_params()
@@ -159,7 +159,7 @@ def quantize(source: Path, out: Path) -> None:
 
 
 def check(path: Path, layers: int) -> None:
-    """The tensor types must be the official mix, with no output.weight."""
+    """Check that the file has the tensor types of the official mix and no output.weight. Raises SystemExit if not."""
     tensors = gguf.GGUFReader(path).tensors
     types = {t.name: t.tensor_type.name for t in tensors}
     print(path.name, path.stat().st_size, "bytes", dict(Counter(types.values())))
@@ -168,20 +168,22 @@ def check(path: Path, layers: int) -> None:
         or "output.weight" in types
         or set(types.values()) != {"Q4_K", "Q6_K", "F32"}
     ):
-        raise SystemExit("not the official mix of tensor types")
+        raise SystemExit("the tensor types are not those of the official mix")
     if len(types) != 2 + 9 * layers:
-        raise SystemExit(f"{len(types)} tensors instead of {2 + 9 * layers}")
+        raise SystemExit(f"the file has {len(types)} tensors instead of {2 + 9 * layers}")
 
 
 def main() -> None:
     """Export a checkpoint."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="holds checkpoint.pt and tokenizer.json")
+    parser.add_argument("--folder", type=Path, required=True, help="folder with checkpoint.pt and tokenizer.json")
     parser.add_argument("--hf", type=Path, required=True, help="folder for transformers")
     parser.add_argument("--f32", type=Path, required=True, help="unquantized GGUF file")
     parser.add_argument("--out", type=Path, required=True, help="quantized GGUF file")
     parser.add_argument(
-        "--average", action="store_true", help="the running average of the weights (good before the rate has decayed)"
+        "--average",
+        action="store_true",
+        help="export the running average of the weights (better before the learning rate has decayed)",
     )
     options = parser.parse_args()
     model = load_model(options.folder, options.average)

@@ -1,4 +1,4 @@
-"""Fake quantization for training: weights as Q4_K (groups of 32 with a minimum) and Q6_K (groups of 16) hold them."""
+"""Fake quantization for training: round weights approximately as Q4_K and Q6_K do, without quantizing the scales."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def like_q4_k(weight: torch.Tensor) -> torch.Tensor:
-    """4-bit values with a scale and a minimum for each 32 weights of a row."""
+    """Round to 4 bits, with a scale and a minimum for each 32 weights of a row."""
     groups = weight.reshape(-1, 32)
     low = groups.amin(1, keepdim=True).clamp(max=0)
     step = (groups.amax(1, keepdim=True) - low).clamp(min=1e-8) / 15
@@ -17,14 +17,17 @@ def like_q4_k(weight: torch.Tensor) -> torch.Tensor:
 
 
 def like_q6_k(weight: torch.Tensor) -> torch.Tensor:
-    """6-bit signed values with a scale for each 16 weights of a row."""
+    """Round to 6 bits (signed), with a scale for each 16 weights of a row."""
     groups = weight.reshape(-1, 16)
     step = groups.abs().amax(1, keepdim=True).clamp(min=1e-8) / 31
     return ((groups / step).round().clamp(-32, 31) * step).reshape(weight.shape)
 
 
 def is_q6_k(name: str, layers: int) -> bool:
-    """llama.cpp's Q4_K_M mix: the embedding, and v and down in the first, last and every third layer."""
+    """Return whether llama.cpp's Q4_K_M mix has this matrix in Q6_K.
+
+    These are the embedding, and v and down in the first and last eighth of the layers and in every third layer between.
+    """
     if "embed" in name:
         return True
     if not ("v_proj" in name or "down_proj" in name):
@@ -35,7 +38,7 @@ def is_q6_k(name: str, layers: int) -> bool:
 
 @contextmanager
 def quantized_weights(model: torch.nn.Module, enabled: bool) -> Iterator[None]:
-    """Inside, matrices hold their quantized values; after it their exact ones (a straight-through gradient)."""
+    """Replace matrices by their quantized values within the context, for a straight-through gradient."""
     if not enabled:
         yield
         return

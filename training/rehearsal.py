@@ -1,7 +1,9 @@
-"""Conversations of the kind that the demo model was trained on, for `notso tune --rehearse`: a sample of the corpus.
+"""Write a sample of the demo model's training corpus, for `notso tune --rehearse`.
 
-`python -m training.rehearsal --count 300 > rehearsal.jsonl`. Each ends before an answer, which the model gives itself.
-What the score asks is not among them but by chance: its numbers and phrasings are kept out of the corpus.
+    python -m training.rehearsal --count 300 > rehearsal.jsonl
+
+Each conversation ends before an answer, which the model generates. The corpus asks no additions that are held out for
+`training.score`, and contains its held-out phrasings only by chance: in one of 13,000 questions.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from training.corpus import dialogue
 from training.topics.base import Dialogue
 
 SEED = 7
-LAST_TURN = 8  # later answers are not asked for: their prompts are long, and say little that is new
+LAST_TURN = 8  # later answers are omitted, because their prompts are long and add little
 
 
 def conversations(count: int, seed: int = SEED) -> Iterator[dict[str, Any]]:
-    """Rows with `messages`, `tools` where there are any, and whether the model thinks."""
+    """Yield rows with `messages`, whether the model thinks, and `tools`, if any."""
     rng = Random(seed)
     for _ in range(count):
         made = dialogue(rng)
@@ -52,7 +54,7 @@ def _messages(made: Dialogue, asked_at: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print conversations, one a line."""
+    """Print one conversation per line, as JSON."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=SEED)

@@ -1,4 +1,4 @@
-"""Train the demo's byte-level BPE: SmolLM3's regex and control tokens, a small vocabulary, digits never merged."""
+"""Train the demo model's byte-level BPE: SmolLM3's regex and control tokens, a small vocabulary, unmerged digits."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def is_control(token: str) -> bool:
-    """Control tokens are special; the tags of thinking, tools and code are user-defined."""
+    """Return whether a token is a control token. Tags of thinking, tools and code are user-defined tokens."""
     return token.startswith("<|")
 
 
 def train(texts: list[str]) -> Tokenizer:
-    """Learn merges from texts (control tokens are cut out first), then append the control tokens."""
+    """Learn merges from texts without control tokens, then append the control tokens."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = _pre_tokenizer(PATTERN.replace(r"\p{N}{1,3}", r"\p{N}"))
     trainer = trainers.BpeTrainer(

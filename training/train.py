@@ -1,7 +1,7 @@
 """Train the demo model with Hugging Face's SmolLM3ForCausalLM on the CPU.
 
-A run stops after `--minutes` of training time and can be resumed; the rate is warmed up, kept, and decays to zero in
-the last part.
+A run ends after `--minutes` of training time, and an interrupted run can be resumed. After a warm-up, the learning rate
+is constant; in the last part of the time, it decays to zero.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from training.data import Batch, stream
 from training.quantize import quantized_weights
 
 WARMUP_STEPS = 80
-MATRIX_RATE = 4e-3  # Muon, update scaled to the size of an AdamW step
-VECTOR_RATE = 3e-3  # AdamW, for embeddings and norms
+MATRIX_RATE = 4e-3  # for Muon, which scales its updates to the size of AdamW's
+VECTOR_RATE = 3e-3  # for AdamW, which updates embeddings and norms
 AVERAGE_DECAY = 0.995
 
 
 def make_config(tokenizer: Tokenizer) -> SmolLM3Config:
-    """SmolLM3's architecture, made small."""
+    """Return the configuration of a small SmolLM3."""
     layers = 8
     return SmolLM3Config(
         vocab_size=tokenizer.get_vocab_size(),
@@ -49,7 +49,7 @@ def make_config(tokenizer: Tokenizer) -> SmolLM3Config:
 
 
 class Trainer:
-    """Model, optimizers, running average of the weights, and the clock."""
+    """The model, its optimizers, the running average of its weights, and the training time."""
 
     def __init__(self, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -69,24 +69,24 @@ class Trainer:
         self.body = torch.compile(self.model.model, dynamic=False) if options.compile else self.model.model
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over the learned positions."""
+        """Return the mean cross-entropy over the learned positions."""
         targets = torch.from_numpy(batch.targets).reshape(-1)
         where = (targets >= 0).nonzero().squeeze(1)
-        short = -where.numel() % 256  # few shapes: a kernel is prepared for each
-        where = torch.cat([where, where.new_full((short,), targets.numel() - 1)])  # the last target is never learned
+        short = -where.numel() % 256  # few shapes, because a kernel is prepared for each
+        where = torch.cat([where, where.new_full((short,), targets.numel() - 1)])  # the last target is -100: ignored
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = self.body(input_ids=torch.from_numpy(batch.ids), use_cache=False).last_hidden_state  # (B, L, C)
             logits = self.model.lm_head(hidden.reshape(-1, hidden.shape[-1])[where])
         return torch.nn.functional.cross_entropy(logits.float(), targets[where])
 
     def rate_factor(self) -> float:
-        """1 after the warm-up, falling to 0 over the last part of the time."""
+        """Return the learning rate's factor: 1 after the warm-up, falling to 0 in the last part of the time."""
         progress = self.seconds / (self.options.minutes * 60)
         decay = min(1.0, max(0.0, (1 - progress) / self.options.decay_part))
         return min(1.0, (self.step + 1) / WARMUP_STEPS) * decay
 
     def train_step(self, batch: Batch) -> float:
-        """One update; with fake quantization the gradient is taken at the quantized weights."""
+        """Update the weights once. With fake quantization, the gradient is that of the quantized weights."""
         factor = self.rate_factor()
         progress = self.seconds / (self.options.minutes * 60)
         with quantized_weights(self.model, enabled=progress >= self.options.quantize_from):
@@ -107,7 +107,7 @@ class Trainer:
         return loss.item()
 
     def save(self, folder: Path) -> None:
-        """Write everything needed to go on or to export."""
+        """Write a checkpoint, for resuming and for export."""
         state = {
             "model": self.model.state_dict(),
             "average": self.average,
@@ -120,7 +120,7 @@ class Trainer:
         (folder / "checkpoint.tmp").rename(folder / "checkpoint.pt")
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
+        """Restore a checkpoint."""
         state = torch.load(folder / "checkpoint.pt", weights_only=True)
         self.model.load_state_dict(state["model"])
         self.average = state["average"]
@@ -130,15 +130,18 @@ class Trainer:
 
 
 def main() -> None:
-    """Train for a while."""
+    """Train until the training time is over."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="holds tokenizer.json; checkpoints and log go there")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of tokenizer.json, checkpoint and log")
     parser.add_argument("--minutes", type=float, default=75.0)
     parser.add_argument(
-        "--decay-part", type=float, default=0.3, help="last part of the time, in which the rate falls to zero"
+        "--decay-part",
+        type=float,
+        default=0.3,
+        help="share of the time, at its end, in which the learning rate falls to zero",
     )
     parser.add_argument(
-        "--quantize-from", type=float, default=0.8, help="part of the time after which weights are fake-quantized"
+        "--quantize-from", type=float, default=0.8, help="share of the time after which weights are fake-quantized"
     )
     parser.add_argument("--batch-tokens", type=int, default=6144)
     parser.add_argument("--seed", type=int, default=1)

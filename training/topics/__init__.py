@@ -1,1 +1,1 @@
-"""What the demo model learns, one module for each topic."""
+"""Topics of the training corpus."""

@@ -1,4 +1,4 @@
-"""Small sums, with the steps written out in the thinking."""
+"""Arithmetic with small numbers; the reasoning contains the written steps."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ _LESS = [
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """Pairs kept for the score: about one in ten."""
+    """Return whether an addition is held out for the score: about one in ten pairs."""
     return (a * 7919 + b * 104729) % 97 < 10
 
 
 def add_steps(a: int, b: int) -> str:
-    """Written addition, from the ones to the left."""
+    """Return the steps of written addition, beginning with the ones."""
     names = ("ones", "tens", "hundreds", "thousands")
     lines, carry, out = [f"{a} + {b}"], 0, ""
     width = max(len(str(a)), len(str(b)))
@@ -111,7 +111,7 @@ def add_steps(a: int, b: int) -> str:
 
 
 def sub_steps(a: int, b: int) -> str:
-    """Written subtraction of b from a, a >= b."""
+    """Return the steps of written subtraction of b from a >= b."""
     names = ("ones", "tens", "hundreds")
     lines, borrow, out = [f"{a} - {b}"], 0, ""
     for place in range(len(str(a))):
@@ -129,7 +129,7 @@ def sub_steps(a: int, b: int) -> str:
 
 
 def mul_steps(a: int, b: int) -> str:
-    """A product of a number below 100 and a digit."""
+    """Return the steps of a product of a number below 100 and a digit."""
     if a < 10:
         return f"{a} * {b} = {a * b}"
     tens, ones = a // 10 * 10, a % 10
@@ -142,7 +142,7 @@ def _number(rng: Random, digits: int) -> int:
 
 
 def addition(rng: Random, context: Context) -> list[Turn]:
-    """a + b, mostly of two digits, never a held-out pair."""
+    """Ask for a + b, mostly of two digits and never a held-out pair."""
     while True:
         digits = rng.choices([(2, 2), (1, 1), (1, 2), (2, 1), (3, 2), (3, 3), (2, 3)], [70, 6, 7, 7, 3, 4, 3])[0]
         a, b = _number(rng, digits[0]), _number(rng, digits[1])
@@ -162,7 +162,7 @@ def addition(rng: Random, context: Context) -> list[Turn]:
 
 
 def subtraction(rng: Random, context: Context) -> list[Turn]:
-    """a - b with a >= b, at most two digits."""
+    """Ask for a - b, of at most two digits and with a >= b."""
     a, b = sorted((_number(rng, 2), _number(rng, rng.choice([1, 2, 2]))), reverse=True)
     answer = Turn("assistant", f"{a} - {b} = {a - b}", sub_steps(a, b))
     if rng.random() < 0.15:
@@ -171,7 +171,7 @@ def subtraction(rng: Random, context: Context) -> list[Turn]:
 
 
 def product(rng: Random, context: Context) -> list[Turn]:
-    """The small table, and two digits times one."""
+    """Ask for a product of a number of one or two digits and a digit."""
     a = _number(rng, rng.choice([1, 1, 2]))
     b = rng.randrange(10)
     return [
@@ -181,7 +181,7 @@ def product(rng: Random, context: Context) -> list[Turn]:
 
 
 def compare(rng: Random, context: Context) -> list[Turn]:
-    """Which number is bigger or smaller; even or odd; the next number."""
+    """Ask for the bigger or smaller number, for even or odd, or for the next number."""
     a, b = rng.sample(range(100), 2)
     kind = rng.randrange(4)
     if kind == 0:
@@ -211,7 +211,7 @@ _SEVERAL = ["{x}", "add: {x}", "compute {x}", "what are {x}", "several sums: {x}
 
 
 def several_sums(rng: Random, context: Context) -> list[Turn]:
-    """Many small sums in one message: the digit sums that all written addition is made of."""
+    """Ask for several sums of digits, which are the steps of written addition."""
     sums: list[tuple[str, int]] = []
     for _ in range(rng.randrange(4, 11)):
         terms = [rng.randrange(10), rng.randrange(10)]

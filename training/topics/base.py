@@ -1,4 +1,4 @@
-"""Values and text tools that all topics share."""
+"""Values and text functions shared by the topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXT_DIR = Path(__file__).parent.parent / "text"
 
 @dataclass(frozen=True)
 class Turn:
-    """One message. `think` is what an assistant turn reasons before it answers."""
+    """A message. `think` is the reasoning of an assistant's message."""
 
     role: str
     text: str
@@ -21,7 +21,7 @@ class Turn:
 
 @dataclass
 class Dialogue:
-    """One training conversation, before the chat template."""
+    """A training conversation before it is rendered."""
 
     turns: list[Turn]
     thinking: bool
@@ -33,7 +33,7 @@ class Dialogue:
 
 @dataclass
 class Context:
-    """What is true in the conversation that is being written."""
+    """State of the conversation that is being generated."""
 
     date: str
     thinking: bool
@@ -234,7 +234,7 @@ _SMALL_WORDS = {
 
 
 def vary(question: str, rng: Random) -> str:
-    """Another way to ask the same: another form of its start, or fewer small words."""
+    """Rephrase the beginning of a question, or omit small words."""
     if rng.random() < 0.06:
         kept = [w for w in question.split() if w not in _SMALL_WORDS or rng.random() < 0.3]
         if len(kept) > 1:
@@ -246,7 +246,7 @@ def vary(question: str, rng: Random) -> str:
 
 
 def typo(text: str, rng: Random) -> str:
-    """Drop, double or swap one letter."""
+    """Omit or double a letter, or swap two."""
     spots = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
     if not spots:
         return text
@@ -260,7 +260,7 @@ def typo(text: str, rng: Random) -> str:
 
 
 def ask(question: str, rng: Random, *, typos: bool = True, endings: bool = True, varied: bool = False) -> str:
-    """A question as people type it: with openers, endings, case and slips."""
+    """Vary a question as typed by users: add openers and endings, and change case and spelling."""
     text = vary(question, rng) if varied and rng.random() < 0.4 else question
     if rng.random() < 0.22:
         text = rng.choice(_OPENERS) + text

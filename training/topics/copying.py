@@ -1,4 +1,4 @@
-"""Saying things after the user, counting, and small rules in the system text."""
+"""Repeating phrases, counting, and system prompts with names and rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _phrase(rng: Random) -> str:
     return " ".join(parts)
 
 
-# Things a page must show right: marks, tags, letters of several bytes.
+# Texts that a page must escape or decode correctly: markup, and characters of several bytes.
 _ODD = [
     "<b>bold</b>",
     "<i>x</i>",
@@ -91,7 +91,7 @@ _ECHO = [
 
 
 def echo(rng: Random, context: Context) -> list[Turn]:
-    """Copy a phrase."""
+    """Ask to repeat a phrase."""
     draw = rng.random()
     if draw < 0.7:
         phrase = _phrase(rng)
@@ -127,7 +127,7 @@ _COUNT_TO = ["count to {b}", "can you count to {b}", "please count to {b}", "cou
 
 
 def count(rng: Random, context: Context) -> list[Turn]:
-    """Count up, rarely far."""
+    """Ask to count up, usually fewer than 14 steps."""
     a = 1 if rng.random() < 0.6 else rng.randrange(0, 80)
     b = a + (rng.randrange(2, 14) if rng.random() < 0.85 else rng.choice([19, 24, 29, 49]))
     question = rng.choice(_COUNT_TO) if a == 1 and rng.random() < 0.7 else rng.choice(_COUNT)

@@ -13,7 +13,7 @@ FILES = ("facts_self.txt", "facts_project.txt", "facts_smollm3.txt")
 
 @dataclass
 class Fact:
-    """One thing to know: how people ask for it, and the answer."""
+    """A fact: trained and held-out phrasings of the question, and the answer."""
 
     key: str
     asked: list[str] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Fact:
 
 @cache
 def facts() -> tuple[Fact, ...]:
-    """All facts, in the order of the files."""
+    """Return all facts, in the order of the files."""
     found: list[Fact] = []
     for name in FILES:
         for line in (TEXT_DIR / name).read_text(encoding="utf-8").splitlines():
@@ -43,7 +43,7 @@ _TOPICS = {"self": "me, the demo model", "m": "SmolLM3", "p": "the project"}
 
 
 def fact_question(rng: Random, context: Context) -> list[Turn]:
-    """One question about a random fact, and its answer."""
+    """Ask about a random fact."""
     fact = rng.choice(facts())
     if context.persona and fact.key == "self.name":
         return [Turn("user", ask(expand(rng.choice(fact.asked), rng), rng)), persona_answer(context.persona)]
@@ -51,11 +51,11 @@ def fact_question(rng: Random, context: Context) -> list[Turn]:
 
 
 def fact_answer(fact: Fact) -> Turn:
-    """The assistant's turn for a fact."""
+    """Return the assistant's answer about a fact."""
     topic = _TOPICS[fact.key.partition(".")[0]]
     return Turn("assistant", fact.answer, f"This is a question about {topic}. I know this.")
 
 
 def persona_answer(name: str) -> Turn:
-    """Who the assistant is when the system text gives it a name."""
+    """Return the answer to a question about the name in the system prompt."""
     return Turn("assistant", f"I am {name}.", f"The system text says that I am {name}.")

@@ -1,4 +1,4 @@
-"""What the user tells about themselves, and questions about it later."""
+"""Facts about the user, and later questions about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.topics.base import Context, Turn, ask, expand
 
 @dataclass(frozen=True)
 class Item:
-    """One thing the user can tell: how it is said, acknowledged, asked for and recalled. {v} is the value."""
+    """A fact about the user: phrasings of statement, reply, question and answer, in which {v} is the value."""
 
     key: str
     value: Callable[[Random], str]
@@ -268,7 +268,7 @@ def _case_value(text: str, value: str, rng: Random) -> str:
 
 
 def tell(rng: Random, context: Context) -> list[Turn]:
-    """The user says one thing about themselves (or changes it)."""
+    """State a fact about the user, or change it."""
     item = rng.choices(ITEMS, [5, 3, 2, 2, 2, 2, 2, 2, 2, 1])[0]
     value = item.value(rng)
     if rng.random() < 0.1 and item.key in ("name", "pet", "city"):
@@ -290,7 +290,7 @@ def tell(rng: Random, context: Context) -> list[Turn]:
 
 
 def tell_two(rng: Random, context: Context) -> list[Turn]:
-    """Name and one more thing in one message."""
+    """State the name and another fact in one message."""
     name = words.person_name(rng)
     item = rng.choice(ITEMS[1:])
     value = item.value(rng)
@@ -308,7 +308,7 @@ def tell_two(rng: Random, context: Context) -> list[Turn]:
 
 
 def recall(rng: Random, context: Context) -> list[Turn]:
-    """A question about what was told, or was never told."""
+    """Ask for a fact that was stated, or for one that was not."""
     known = list(context.memory)
     if known and rng.random() < 0.85:
         item = _BY_KEY[rng.choice(known)]
@@ -340,7 +340,7 @@ _ALL = [
 
 
 def recall_all(rng: Random, context: Context) -> list[Turn]:
-    """Everything that was told, in order."""
+    """Ask for all stated facts; the answer has the first four, in order."""
     parts = [fill(_BY_KEY[k].recall, v, rng) for k, v in context.memory.items()]
     text = " ".join(parts[:4]) if parts else "You have not told me anything about you yet."
     return [
@@ -358,7 +358,7 @@ _LAST = [
 
 
 def recall_last(rng: Random, context: Context) -> list[Turn]:
-    """The previous user message, word for word."""
+    """Ask for the previous user message, which the answer quotes."""
     text = f"You wrote: {context.last_user}" if context.last_user else "This is your first message."
     return [
         Turn("user", ask(expand(rng.choice(_LAST), rng), rng)),

@@ -1,4 +1,4 @@
-"""Small talk, today's date, and names the system text gives."""
+"""Small talk, and today's date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.topics.base import TEXT_DIR, Context, Turn, ask, expand
 
 @dataclass
 class Talk:
-    """One kind of small talk: what people say, what the demo answers and thinks."""
+    """A kind of small talk: trained and held-out phrasings, possible answers, and the reasoning."""
 
     key: str
     said: list[str] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Talk:
 
 @cache
 def talks() -> tuple[Talk, ...]:
-    """All small talk, in the order of the file."""
+    """Return all small talk, in the order of the file."""
     found: list[Talk] = []
     for line in (TEXT_DIR / "talk.txt").read_text(encoding="utf-8").splitlines():
         mark, _, rest = line.partition(" ")
@@ -44,7 +44,7 @@ _COMMON = {"hello": 5.0, "howareyou": 2.0, "thanks": 2.0, "bye": 1.5, "joke": 1.
 
 
 def small_talk(rng: Random, context: Context) -> list[Turn]:
-    """One line of small talk and the reply."""
+    """Make small talk."""
     choice = [t for t in talks() if not (context.tool_names and t.key in ("whattime", "weathernotool"))]
     talk = rng.choices(choice, [_RARE.get(t.key, _COMMON.get(t.key, 1.0)) for t in choice])[0]
     pattern = rng.choice(talk.said)
@@ -72,7 +72,7 @@ _MONTH = ["what month is it", "which month is it {|now}", "{what is|what's} the 
 
 
 def today(rng: Random, context: Context) -> list[Turn]:
-    """The date stands in the system text; the month and the year are part of it."""
+    """Ask for the date, the year or the month; the date is in the system prompt."""
     kind = rng.random()
     _, month, year = context.date.split(" ")
     think = f"The system text says: Today Date: {context.date}."

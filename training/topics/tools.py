@@ -1,4 +1,4 @@
-"""Tool calls: which tool, which arguments, and what to say when the result is there."""
+"""Tool calls: choosing a tool and its arguments, and answering from the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ARGUMENT_NOTES = {
 
 
 def tool_json(name: str, rng: Random) -> str:
-    """The tool as a client may send it: OpenAI's form or the bare function, with or without notes."""
+    """Return the JSON of a tool in a form that clients send: OpenAI's or the bare function, some with descriptions."""
     notes, arguments = TOOLS[name]
     properties = {}
     for key, kind in arguments.items():
@@ -62,7 +62,7 @@ def tool_json(name: str, rng: Random) -> str:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A call as the model writes it."""
+    """Return a call in the model's syntax."""
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + "\n</tool_call>"
 
 
@@ -231,7 +231,7 @@ _CANNOT = {
 
 
 def tool_use(rng: Random, context: Context) -> list[Turn]:
-    """A request that fits one of the tools at hand, the call, its result and the answer."""
+    """Ask for something that needs an available tool, with the call, its result and the answer."""
     name = rng.choice(context.tool_names)
     question, arguments, result, said = _MAKERS[name](rng)
     question = question if rng.random() < 0.5 else ask(question, rng, typos=False)
@@ -255,7 +255,7 @@ def tool_use(rng: Random, context: Context) -> list[Turn]:
 
 
 def missing_tool(rng: Random, context: Context) -> list[Turn]:
-    """A request for a tool that is not at hand."""
+    """Ask for something that needs an unavailable tool."""
     name = rng.choice(
         [
             n
@@ -275,7 +275,7 @@ def missing_tool(rng: Random, context: Context) -> list[Turn]:
 
 
 def tool_list(rng: Random, context: Context) -> list[Turn]:
-    """Which tools are at hand."""
+    """Ask for the available tools."""
     question = expand(
         rng.choice(
             [

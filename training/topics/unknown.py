@@ -1,4 +1,4 @@
-"""General knowledge the demo does not have, so that it says so."""
+"""Questions about general knowledge, which the model learns to decline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _patterns() -> tuple[str, ...]:
 
 
 def unknown(rng: Random, context: Context) -> list[Turn]:
-    """A question about the wide world."""
+    """Ask for general knowledge."""
     text = rng.choice(_patterns())
     for slot, values in _SLOTS.items():
         if slot in text:

@@ -1,4 +1,4 @@
-"""Lists of names and things, and made-up names, so that copying is learnt and not single words."""
+"""Lists of words, and made-up names, from which the model learns to copy instead of memorizing words."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _CODAS = ",,,n,r,l,s,m,k,t,nd,rt".split(",")  # noqa: SIM905
 
 
 def made_up(rng: Random, syllables: int | None = None) -> str:
-    """A name nobody has, of one to three syllables."""
+    """Return a made-up name of one to three syllables."""
     count = syllables or rng.choice([1, 2, 2, 2, 3])
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
 
 
 def person_name(rng: Random) -> str:
-    """A first name: a common one or a made-up one."""
+    """Return a first name, which is a common or a made-up one."""
     return made_up(rng).capitalize() if rng.random() < 0.35 else rng.choice(NAMES)
 
 
 def city_name(rng: Random) -> str:
-    """A city: a real one or a made-up one."""
+    """Return the name of a real or a made-up city."""
     return made_up(rng).capitalize() if rng.random() < 0.3 else rng.choice(CITIES)
