@@ -12,6 +12,7 @@ question that is answered before its page arrives, as can happen on a busy machi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -82,15 +83,21 @@ def main() -> None:
     parser.add_argument("--front-end", action="store_true", help="measure a front end, not Valkey")
     parser.add_argument("--rounds", type=int, default=40)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        servers = {"alone": Server(Path(folder) / "alone")}
+    if asked.valkey_url is None and not asked.front_end:
+        parser.error("give the URL of Valkey, or --front-end")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
+
+        def start(name: str, *options: str) -> Server:
+            return running.enter_context(contextlib.closing(Server(Path(folder) / name, *options)))
+
+        servers = {"alone": start("alone")}
         behind: list[Server] = []
         if asked.front_end:
-            name, behind = "front end", [Server(Path(folder) / "engine", "--engine-api")]
-            servers[name] = Server(Path(folder) / "front", "--engine-url", behind[0].url)
+            name, behind = "front end", [start("engine", "--engine-api")]
+            servers[name] = start("front", "--engine-url", behind[0].url)
         else:
             name = "with Valkey"
-            servers[name] = Server(Path(folder) / "shared", "--valkey-url", asked.valkey_url)
+            servers[name] = start("shared", "--valkey-url", asked.valkey_url)
         everybody = servers | ({"its engine": behind[0]} if behind else {})
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
         began: dict[str, float] = {}
@@ -102,8 +109,6 @@ def main() -> None:
                 if number >= 2:
                     figures[name].append(measured)
         cpu = {name: (server.cpu_ms() - began[name]) / asked.rounds for name, server in everybody.items()}
-        for server in everybody.values():
-            server.close()
     second = list(figures)[1]
     for name, each in figures.items():
         first, rate = zip(*each, strict=True)

@@ -63,3 +63,9 @@ def test_front_end_serves_pages_and_api_without_inference_libraries(start: Calla
     finally:
         process.terminate()
         assert process.wait(60) == 0
+
+
+def test_measurement_of_replicas_needs_valkey_or_a_front_end() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "replica_overhead.py"
+    done = subprocess.run([sys.executable, str(script), "--rounds", "1"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and "--front-end" in done.stderr.splitlines()[-1]
