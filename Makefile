@@ -11,7 +11,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
-  results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
+  results parity fuzz chaos races test-clients test-llama-cpp test-tune test-ray coverage clean stub sanitize screenshots lock \
   freeze plant audit sbom wheels front-wheel test-install test-readme test-arm docs deb test-deb test-image release matrix \
   test-darwin
 

@@ -341,7 +341,7 @@ def milliseconds(seconds: float) -> float:
 
 
 class BusyTime:
-    """CPU time of other programs since construction: load that lengthens the measured times."""
+    """CPU time of other programs since construction, which lengthens the measured times."""
 
     def __init__(self) -> None:
         self._busy, self._ours, self._began = busy_seconds(), child_seconds(), time.monotonic()

@@ -2,8 +2,8 @@
 
     python benchmarks/ik_llama_cpp.py build/synth-3b.gguf ../ik_llama.cpp/build/bin --rounds 5
 
-The folder contains `llama-bench` and `llama-batched-bench`. Every configuration is tried once; the rounds, which alone
-count, use the fastest for each figure. The JSON has the keys of `notso bench --compare`.
+The folder contains `llama-bench` and `llama-batched-bench`. Each configuration is measured once; the rounds use the
+fastest one for each figure, and only they count. The JSON has the keys of `notso bench --compare`.
 """
 
 from __future__ import annotations

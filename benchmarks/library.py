@@ -175,9 +175,7 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=30)
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--book", type=int, default=500)
-    parser.add_argument(
-        "--part-pages", type=int, default=44, help="number of pages that make about two parts of the book"
-    )
+    parser.add_argument("--part-pages", type=int, default=44, help="pages that are about two parts of the book")
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     stolen = StolenTime()

@@ -1,8 +1,8 @@
 """Regenerate the lock files in this folder: `make lock`, after changes to constraints.txt or pyproject.toml.
 
-Each contains exact versions, from constraints.txt, with the SHA-256 of each of their files in the package index, but no
-index addresses. The files are complete and do not overlap, so they are installed with
-`pip install --require-hashes --no-deps`.
+Each contains exact versions (from constraints.txt, or for some groups, from the previous lock file) with the SHA-256 of
+each of their files in the package index, but no index addresses. The files are complete and those for `.venv` do not
+overlap, so they are installed with `pip install --require-hashes --no-deps`.
 """
 
 from __future__ import annotations

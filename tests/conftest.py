@@ -122,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.long(group))
         for marker in item.iter_markers("long"):
             if not any(map(is_long, marker.args)):
-                reason = f"takes minutes: make test-long, or LONG={marker.args[0]}; make check runs it where it is due"
+                reason = f"takes minutes: make test-long, or LONG={marker.args[0]}; make check runs it when it is due"
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
