@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     given = parser.parse_args()
     kernel_choice.configure(given.threads)
-    print(f"{kernel_choice.kernels()}, {kernel_choice.threads()} threads, ns a tile: {', '.join(PLACES)}")
+    print(f"{kernel_choice.kernels()}, {kernel_choice.threads()} threads, ns per tile: {', '.join(PLACES)}")
     for kv_format in given.formats:
         print(f"{kv_format}:", *(f"{tile_ns(kv_format, where):,.0f}" for where in PLACES), flush=True)
 

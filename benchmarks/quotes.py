@@ -108,8 +108,8 @@ def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
             if tokenizer.token_bytes(token).startswith(CLOSE):
                 break
     place = lambda times: f"{statistics.median(times):.2f} {sorted(times)[int(0.99 * len(times))]:.2f} {max(times):.2f}"  # noqa: E731
-    print(f"{characters:>10,} characters: built in {build_s:.2f} s, {held_mb:.1f} MB, {len(index.starts):,} places,"
-          f" process at most {peak_mb:,.0f} MB; ms, median, p99 and maximum: "
+    print(f"{characters:>10,} characters: built in {build_s:.2f} s, {held_mb:.1f} MB, {len(index.starts):,} positions,"
+          f" peak memory {peak_mb:,.0f} MB; ms (median, p99, maximum): "
           f"first {place(first)}, later {place(later)} ({len(later):,})")  # fmt: skip
 
 

@@ -3,10 +3,9 @@
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/reread.py build/words-3b.gguf --tokens 16000
 
-Computed tokens are those of the question, and those of the document that were not cached. The warm time of n tokens is
-interpolated between questions of two lengths, asked with the document in the cache. The document is prefilled once with
-reasoning and once without, which takes minutes; with --folder, later runs read it from disk. Run it on an idle
-machine.
+Computed tokens are those of the question, and those of the document that were not cached. The time of n tokens with a
+cached document is interpolated between questions of two lengths. The document is prefilled once with thinking and once
+without, which takes minutes; with --folder, later runs read it from disk. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ READING_DAY = date(2026, 11, 25)
 
 
 class Reader:
-    """Asks about a document, and estimates the time of a number of tokens with the document in memory."""
+    """Asks about a document, and estimates the time of a number of tokens with a cached document."""
 
     def __init__(self, document: str) -> None:
         self._document = document
@@ -67,9 +66,9 @@ class Reader:
 
     def report(self, what: str, engine: Engine, question: str, owner: str = "ann", *, thinking: bool = False) -> None:
         tokens, seconds = self.ask(engine, question, owner, thinking=thinking)
-        beyond = f", {max(0.0, seconds - self.warm_s(tokens)):.2f} s beyond their warm time" if self._warm else ""
+        beyond = f", {max(0.0, seconds - self.warm_s(tokens)):.2f} s more than with a cached document" if self._warm else ""
         print(
-            f"{what}: {tokens:,} tokens computed, {self._again:,} of them of the document, first token after"
+            f"{what}: {tokens:,} tokens computed ({self._again:,} of the document), first token after"
             f" {seconds:.2f} s{beyond}",
             flush=True,
         )
@@ -105,17 +104,17 @@ def measure(model: Path, folder: Path, tokens: int, threads: int | None) -> None
         reader.report("first question", engine, "What is it about?")
         reader.calibrate(engine)
         reader.report("second question, in another chat", engine, "Who wrote it?")
-        reader.report("next day", engine, "Today is 26 November 2026. Who wrote that?")
-        reader.report("another member", engine, "Who has it?", "bob")
-        reader.report("other mode, first time", engine, "Who read it?", thinking=True)
-        reader.report("other mode, second time", engine, "Who knows it?", thinking=True)
+        reader.report("on the next day", engine, "Today is 26 November 2026. Who wrote that?")
+        reader.report("another user", engine, "Who has it?", "bob")
+        reader.report("with thinking, first time", engine, "Who read it?", thinking=True)
+        reader.report("with thinking, second time", engine, "Who knows it?", thinking=True)
         settle(engine)
     with load(model) as engine:
         reader.report("after a restart, from disk", engine, "Who can say?")
-        reader.report("  another member", engine, "Who else?", "carol")
-        reader.report("  other mode, from disk", engine, "Who thinks so?", thinking=True)
+        reader.report("  another user", engine, "Who else?", "carol")
+        reader.report("  with thinking, from disk", engine, "Who thinks so?", thinking=True)
     copy = Path(shutil.copy(model, folder / "copy.gguf"))
-    for what in ("a copied model file", "the copy touched"):
+    for what in ("a copied model file", "the copy with a new modification time"):
         with load(copy) as engine:
             reader.report(f"{what}, from disk", engine, "Who would say so?")
         os.utime(copy)
