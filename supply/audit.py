@@ -1,9 +1,9 @@
 """Audit the packages in this virtual environment: `make audit`.
 
 Checked offline: versions match the lock files and are not below the minimums, installed files match their packages'
-records, no startup file (such as a .pth) but our own exists, and all licenses are allowed. Checked online by pip-audit:
-known vulnerabilities. Exit codes: 0 nothing found, 1 something found, 3 nothing found, but the online check was not
-possible.
+records, no startup file (such as a .pth) but our own exists, and the licenses of the runtime dependencies are allowed.
+Checked online by pip-audit: known vulnerabilities. Exit codes: 0 nothing found, 1 something found, 3 nothing found, but
+the online check was not possible.
 """
 
 from __future__ import annotations
@@ -136,21 +136,22 @@ def main(program: Path) -> int:
         name: version for group in INSTALLED_GROUPS for name, (version, _) in locked(FOLDER / f"{group}.txt").items()
     }
     run = set(locked(FOLDER / "run.txt"))
+    needed = [each for each in installed if name_of(each) in run]
     checks = {
-        "versions": versions(installed, pinned),
-        "files": changed_files(installed),
-        "start files": start_files(Path(sysconfig.get_path("purelib"))),
-        "licenses": licenses(each for each in installed if name_of(each) in run),
+        f"versions of {len(installed)} packages": versions(installed, pinned),
+        f"files of {len(installed)} packages": changed_files(installed),
+        "startup files": start_files(Path(sysconfig.get_path("purelib"))),
+        f"licenses of {len(needed)} runtime dependencies": licenses(needed),
     }
     found = 0
     for what, problems in checks.items():
         listed = list(problems)
         found += len(listed)
-        print(f"{what}: {'ok' if not listed else f'{len(listed)} found'} ({len(installed)} packages)")
+        print(f"{what}: {'ok' if not listed else f'{len(listed)} found'}")
         print(*(f"  {problem}" for problem in listed), sep="\n", end="\n" if listed else "")
     known = vulnerabilities(program)
     if known is None:
-        print("vulnerabilities: NOT CHECKED, because the service could not be reached")
+        print("vulnerabilities: NOT CHECKED, because pip-audit gave no result")
         return FOUND if found else NOT_ASKED
     print(f"vulnerabilities: {'none known' if not known else f'{len(known)} found'}")
     print(*(f"  {problem}" for problem in known), sep="\n", end="\n" if known else "")

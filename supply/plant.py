@@ -452,6 +452,8 @@ def main(names: list[str]) -> int:
     if names[:1] == ["--check"]:
         PLANTS[names[1]].check()
         return 0
+    if unknown := [name for name in names if name not in PLANTS]:
+        raise SystemExit(f"unknown change: {', '.join(unknown)}; the changes are {', '.join(PLANTS)}")
     worst = 0
     for name in names or PLANTS:
         with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import audit
+import plant
 import pytest
 import sbom
 from lock import FOLDER, GROUPS, ROOT, locked
@@ -128,6 +129,19 @@ def test_failed_audit_is_distinguished_from_no_vulnerabilities(
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     assert audit.vulnerabilities(program) == found
     assert audit.vulnerabilities(tmp_path / "nothing") is None
+
+
+def test_audit_states_what_it_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.main(tmp_path / "nothing") in (audit.FOUND, audit.NOT_ASKED)
+    said, reason = capsys.readouterr()
+    checked = re.search(r"^licenses of (\d+) runtime dependencies: ", said, re.MULTILINE)
+    assert checked and 0 < int(checked[1]) <= len(LOCKS["run"])
+    assert "because pip-audit gave no result" in said and reason == "pip-audit is not installed\n"
+
+
+def test_unknown_change_to_plant_is_refused() -> None:
+    with pytest.raises(SystemExit, match="unknown change: tree; the changes are parameter, "):
+        plant.main(["tree"])
 
 
 def test_bill_of_materials_lists_libraries_and_file_hashes() -> None:
