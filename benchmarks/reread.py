@@ -66,7 +66,7 @@ class Reader:
 
     def report(self, what: str, engine: Engine, question: str, owner: str = "ann", *, thinking: bool = False) -> None:
         tokens, seconds = self.ask(engine, question, owner, thinking=thinking)
-        beyond = f", {max(0.0, seconds - self.warm_s(tokens)):.2f} s more than with a cached document" if self._warm else ""
+        beyond = f", {max(0.0, seconds - self.warm_s(tokens)):.2f} s more than if cached" if self._warm else ""
         print(
             f"{what}: {tokens:,} tokens computed ({self._again:,} of the document), first token after"
             f" {seconds:.2f} s{beyond}",
