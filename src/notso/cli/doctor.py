@@ -223,14 +223,14 @@ def _memory() -> Iterator[Finding]:
     from notso.qtensor import available_memory, memory_limits
 
     lowest = available_memory()
-    limits = "; ".join(f"{limit.source} {terminal.gigabytes(limit.available_bytes)}" for limit in memory_limits())
+    limits = ", ".join(f"{terminal.gigabytes(limit.available_bytes)} ({limit.source})" for limit in memory_limits())
     if lowest.available_bytes < WHOLE_MODEL_BYTES:
         needed = terminal.gigabytes(WHOLE_MODEL_BYTES)
         yield Finding(
-            "warn", "memory", f"{limits} available; SmolLM3-3B needs {needed}", "close programs or raise the limit"
+            "warn", "memory", f"available: {limits}; SmolLM3-3B needs {needed}", "close programs or raise the limit"
         )
     else:
-        yield Finding("ok", "memory", f"{limits} available")
+        yield Finding("ok", "memory", f"available: {limits}")
 
 
 def _pages() -> Iterator[Finding]:
