@@ -369,10 +369,12 @@ def compositions(engines: tuple[Engine, Engine], rng: random.Random, count: int)
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.long("engine"))])
 def test_restored_and_cold_engines_give_identical_answers(tmp_path: Path, rounds: int) -> None:
-    rng = random.Random(rounds)
+    rng, reused_tokens = random.Random(rounds), 0
     with load(None, None) as cold:
         for _ in range(rounds):
             with load(None, tmp_path, library_bytes=rng.choice([10**6, 10**7])) as kept:
                 compositions((kept, cold), rng, 8)
                 settle(kept)
+                reused_tokens += kept.stats().cached_tokens_total
             damage(rng, tmp_path)
+        assert reused_tokens > 0 == cold.stats().cached_tokens_total
