@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -70,7 +70,7 @@ from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4_network, keys_sent, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
-from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, is_api
+from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, UnexpectedErrors, api_error_of, is_api
 from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.request_paths import BasePath, UnversionedPaths
@@ -97,10 +97,7 @@ from notso.web.values.durations import current_ms
 from notso.web.values.errors import (
     NotsoError,
     Problem,
-    QuotaError,
-    StorageDamagedError,
     StorageError,
-    StorageFullError,
     is_thread_shortage,
 )
 from notso.web.values.fair_queue import FairQueue, WorkerThreads
@@ -277,6 +274,7 @@ def create_app(
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
             Middleware(IdempotencyMiddleware, services=parts.api),
+            Middleware(UnexpectedErrors, handler=_show_internal_error),
         ],
     )
     app.state.parts = parts
@@ -328,11 +326,10 @@ def create_app(
     if settings.engine_api:
         engine_routes.mount(app, parts.api)
     app.add_exception_handler(ApiError, _show_api_error)
-    for kind in (Problem, StorageError, QuotaError, HTTPException, RequestValidationError):
+    for kind in (Problem, NotsoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _show_problem)
     app.add_exception_handler(ClientDisconnect, _handle_disconnect)
-    app.add_exception_handler(RuntimeError, _handle_thread_shortage)
-    app.add_exception_handler(Exception, _show_internal_error)
+    app.add_exception_handler(Exception, _show_internal_error)  # of middleware
     return app
 
 
@@ -461,6 +458,8 @@ async def _shut_down(parts: Components) -> None:
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:
+    if is_api(request.scope) and isinstance(error, (Problem, NotsoError)):
+        return await _show_api_error(request, error)
     # The error is shown in place (for htmx requests), on the chat's page with the user's draft, or on an error page.
     problem = _to_problem(error)
     problem.draft = problem.draft or getattr(error, "draft", "")
@@ -555,24 +554,23 @@ async def _handle_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:
-    failure = cast(ApiError, error)
+    failure = api_error_of(error)
+    if failure is not error:  # an error of the engine, which names the engine's fields
+        failure = failure.called(getattr(request.state, "field_names", {}))
     retry_after = failure.retry_after_seconds
     headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
     return JSONResponse(failure.body_for(request.scope), failure.status, headers)
 
 
-async def _handle_thread_shortage(request: Request, error: Exception) -> Response:
-    if not is_thread_shortage(error):
-        raise error
-    logger.warning("could not start a thread for a %s request: %s", request.method, error)
-    # Plain text, because rendering a page would also need a thread. ApiEdge converts the text to the API's format.
-    return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
-
-
 async def _show_internal_error(request: Request, error: Exception) -> Response:
-    if is_thread_shortage(error):  # raised in middleware, where the handler for RuntimeError does not apply
-        return await _handle_thread_shortage(request, error)
-    logger.error("unexpected %s on a %s request", type(error).__name__, request.method)
+    if is_busy := is_thread_shortage(error):
+        logger.warning("could not start a thread for a %s request: %s", request.method, error)
+    else:
+        logger.error("unexpected %s on a %s request", type(error).__name__, request.method, exc_info=error)
+    if is_api(request.scope):
+        return await _show_api_error(request, error)
+    if is_busy:  # plain text, because rendering a page would also need a thread
+        return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
     return PlainTextResponse(words["error_inside"] + "\n", 500)
 
 
@@ -580,14 +578,9 @@ def _to_problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
-        case QuotaError():
-            return Problem(429, translated(error), retry_after_seconds=error.retry_after_seconds)
-        case StorageFullError():
-            return Problem(507, translated(error))
-        case StorageDamagedError():
-            return Problem(503, translated(error))
-        case StorageError():
-            return Problem(503, translated(error), retry_after_seconds=5)
+        case NotsoError():
+            failure = api_error_of(error)
+            return Problem(failure.status, translated(error), retry_after_seconds=failure.retry_after_seconds)
         case RequestValidationError():
             return Problem(400, words["error_form"])
         case HTTPException(status_code=405):

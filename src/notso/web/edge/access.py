@@ -84,7 +84,7 @@ class KeyStore(Protocol):
 
 class QuotaCheck(Protocol):
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Count the request against the caller's limits. Raises Problem (429) or StorageError."""
+        """Count the request against the caller's limits. Raises QuotaError or StorageError."""
 
 
 PEER = "notso.peer"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import (
@@ -27,6 +28,7 @@ from notso.web.values.errors import (
     EngineUnavailableError,
     Problem,
     QuotaError,
+    StorageDamagedError,
     StorageError,
     StorageFullError,
     is_thread_shortage,
@@ -111,7 +113,7 @@ def api_error_of(error: BaseException) -> ApiError:
         case ApiError():
             return error
         case Problem():
-            code = {401: "invalid_api_key", 429: "queue_full"}.get(error.status, "unavailable")
+            code = (CODES | {403: "forbidden", 429: "queue_full"}).get(error.status, "internal_error")
             return ApiError(error.status, code, error.sentence, retry_after_seconds=error.retry_after_seconds)
         case ContextLengthError():
             return ApiError(400, "context_length_exceeded", str(error), param="messages")
@@ -126,7 +128,8 @@ def api_error_of(error: BaseException) -> ApiError:
         case StorageFullError():
             return ApiError(507, "disk_full", str(error))
         case StorageError():
-            return ApiError(503, "storage_failed", str(error), retry_after_seconds=5)
+            seconds = None if isinstance(error, StorageDamagedError) else 5
+            return ApiError(503, "storage_failed", str(error), retry_after_seconds=seconds)
         case RuntimeError() if is_thread_shortage(error):
             return ApiError(503, "overloaded", "no thread can be started at the moment", retry_after_seconds=5)
         case EngineLostError():  # a GPU failed, or a front end lost its engine: the next engine can serve the request
@@ -239,6 +242,32 @@ class CanceledRequests:
             if not has_begun:  # uvicorn would send a 500
                 await PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})(scope, receive, send)
             raise
+
+
+class UnexpectedErrors:
+    """ASGI middleware that responds to an exception with `handler`, unless the response has begun."""
+
+    # Starlette calls its handler for Exception outside all middleware, and uvicorn then closes the connection, on which
+    # the client may have sent the next request. Requests that the server sends to itself also pass through this one.
+
+    def __init__(self, app: ASGIApp, handler: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+        self._app = app
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = scope["type"] != "http"
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Exception as error:
+            if has_begun:
+                raise
+            await (await self._handler(Request(scope), error))(scope, receive, send)
 
 
 def is_api(scope: Scope) -> bool:

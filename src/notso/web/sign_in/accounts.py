@@ -215,7 +215,7 @@ class Accounts:
             return await self.store.used_on(day, owner) + self._pending.get((day, owner), UsageTotals())
 
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Check the limits of the caller's key, and audit the request. Raises Problem (429) or StorageError."""
+        """Check the limits of the caller's key, and audit the request. Raises QuotaError or StorageError."""
         quota = Quota(caller.requests_per_day, caller.tokens_per_day)
         has_quota = quota != Quota()
         if has_quota:
@@ -229,10 +229,10 @@ class Accounts:
             free_at = await self._counters.free_at(limit, KEY_REQUESTS, caller.owner)
             seconds = min(60, max(1, math.ceil(free_at - time.time())))
             message = words["error_key_rate"].format(limit=number(limit.amount), seconds=seconds)
-            raise Problem(429, message, retry_after_seconds=seconds)
+            raise QuotaError(message, retry_after_seconds=seconds)
         if has_quota and (reason := _exceeded(quota, await self.used_today(caller.owner), UsageTotals(1, 1))):
             await self.audit(caller.owner, "reached its quota", request)
-            raise Problem(429, reason, retry_after_seconds=self._until_tomorrow())
+            raise QuotaError(reason, retry_after_seconds=self._until_tomorrow())
 
     async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
         """Record an action in the audit log. Failures are only logged."""

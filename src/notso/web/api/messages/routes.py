@@ -22,7 +22,7 @@ from notso.web.api.shared.completion import new_id, parse_arguments
 from notso.web.api.shared.given_documents import read_body_with_files
 from notso.web.api.shared.serializer import PRELIMINARY_KINDS, Serializer, named_event
 from notso.web.api.shared.services import api_services
-from notso.web.api.shared.serving import api_errors, count_prompt_tokens, respond, run_prompt_work, serving
+from notso.web.api.shared.serving import count_prompt_tokens, respond, run_prompt_work, serving
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -58,8 +58,7 @@ async def _read(request: Request, parse: Callable[..., MessageRequest]) -> Messa
     if api_request.management is None:
         return api_request
     async with serving(services, api_request.model) as model:
-        with api_errors(api_request.names):
-            return await run_prompt_work(request, lambda: api_request.apply_edits(model.engine))
+        return await run_prompt_work(request, lambda: api_request.apply_edits(model.engine))
 
 
 STOP_REASONS: dict[FinishReason, str] = {

@@ -44,6 +44,7 @@ from notso.web.api.shared.serving import (
     read_fields_and_headers,
     resolve_model_choice,
     respond,
+    run_prompt_work,
     serving,
 )
 from notso.web.edge.access import GUARDED, caller_of
@@ -355,6 +356,7 @@ async def _answer(request: Request, api_request: OllamaRequest) -> Response:
             raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
         api_request = replace(api_request, keep_alive_s=None, ignored=(*api_request.ignored, "keep_alive"))
     if api_request.only_loads:
+        headers = await run_prompt_work(request, lambda: ignored_headers(api_request))
         choice = await resolve_model_choice(services, api_request.model)
         served = host.model(choice.model)
         if api_request.keep_alive_s == 0:  # unload: must not load the model first
@@ -365,7 +367,7 @@ async def _answer(request: Request, api_request: OllamaRequest) -> Response:
                 host.keep(served, api_request.keep_alive_s)
                 name, reason = requested_name or listed_name(model.info), "load"
         body = OllamaSerializer(api_request, name).empty_body(reason)
-        return JSONResponse(body, headers=ignored_headers(api_request))
+        return JSONResponse(body, headers=headers)
     response = await respond(
         request, api_request, lambda info: OllamaSerializer(api_request, requested_name or listed_name(info))
     )

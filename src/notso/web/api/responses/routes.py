@@ -38,7 +38,7 @@ from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import RemoteAnswer, ResumableStream
 from notso.web.api.shared.serializer import large_response
 from notso.web.api.shared.services import ApiServices, Services, api_services
-from notso.web.api.shared.serving import Owner, api_errors, count_prompt_tokens, reread_stream, respond
+from notso.web.api.shared.serving import Owner, count_prompt_tokens, reread_stream, respond
 from notso.web.edge.access import GUARDED, owner_of
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -73,7 +73,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if answer is not None:
         body = await answer.body()
         return await large_response(lambda: body, headers)
-    if await load_response(services, owner, response_id) is None:
+    if await services.shared.store.response(owner, response_id) is None:
         unfinished = await services.shared.store.records.unfinished_response(owner, response_id)
         if unfinished is not None:
             return JSONResponse(queued_body(unfinished), headers=headers)
@@ -122,14 +122,9 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-async def load_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
-    with api_errors():
-        return await services.shared.store.response(owner, id)
-
-
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
     """Return a response. Raises ApiError: 404 if unknown, 503 if unfinished."""
-    found = await load_response(services, owner, id)
+    found = await services.shared.store.response(owner, id)
     if found is None and await services.shared.store.records.unfinished_response(owner, id) is not None:
         message = "this response is not finished: it is being generated, or a server will continue it"
         raise ApiError(503, "model_loading", message, param=param, retry_after_seconds=2)
@@ -150,7 +145,7 @@ async def _stop(services: ApiServices, owner: str, response_id: str) -> Resumabl
 
 async def _find_unfinished_remote(services: ApiServices, owner: str, response_id: str) -> RemoteAnswer | None:
     found = None
-    if await load_response(services, owner, response_id) is None:
+    if await services.shared.store.response(owner, response_id) is None:
         found = await services.resumable_streams.remote_answers.find(owner, response_id)
     return found if found is not None and not found.finished else None
 
@@ -217,7 +212,7 @@ async def _read(request: Request, parse: Callable[..., ResponseRequest]) -> Resp
 
     api_request = await read()
     if api_request.references:
-        stored |= await load_referenced_items(api_request.references, partial(load_response, services, owner))
+        stored |= await load_referenced_items(api_request.references, partial(services.shared.store.response, owner))
         api_request = await read()
     if api_request.previous_id is not None:
         previous = await get_response(services, owner, api_request.previous_id, "previous_response_id")

@@ -33,7 +33,6 @@ from notso.web.api.shared.given_documents import (
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import (
-    api_errors,
     count_prompt_tokens,
     hint_headers,
     read_fields_and_headers,
@@ -131,8 +130,7 @@ async def tokenize(request: Request, services: Services) -> Response:
             more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
             return LargeJSONResponse({"tokens": ids} | strings | more, headers=headers)
 
-        with api_errors():
-            return await run_prompt_work(request, work)
+        return await run_prompt_work(request, work)
 
 
 def _tokenize_request(
@@ -177,11 +175,10 @@ async def detokenize(request: Request, services: Services) -> Response:
             text = engine.detokenize(fields.tokens)
             return JSONResponse({"content": text, "prompt": text}, headers=headers)
 
-        with api_errors():
-            try:
-                return await run_prompt_work(request, work)
-            except InvalidRequestError as error:
-                raise invalid_field("tokens", str(error)) from None
+        try:
+            return await run_prompt_work(request, work)
+        except InvalidRequestError as error:
+            raise invalid_field("tokens", str(error)) from None
 
 
 @router.post("/chat/completions/input_tokens", dependencies=[GUARDED])
@@ -208,8 +205,7 @@ async def apply_template(request: Request, services: Services) -> Response:
             count = engine.count_tokens(api_request.messages, api_request.options)
             return JSONResponse({"prompt": prompt, "n_tokens": count}, headers=ignored_headers(api_request, dropped))
 
-        with api_errors():
-            return await run_prompt_work(request, work)
+        return await run_prompt_work(request, work)
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:

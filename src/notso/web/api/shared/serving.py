@@ -9,8 +9,8 @@ import asyncio
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -119,6 +119,8 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
+    if isinstance(parsed, ApiRequest):
+        request.state.field_names = parsed.names  # for later errors
     if strict and isinstance(parsed, ApiRequest):
         reject_hints(parsed.hints)
     return parsed
@@ -289,8 +291,7 @@ async def respond(
             raise _prompt_error(error, api_request) from error
         raise
     _release_body(request)
-    with api_errors(api_request.names):
-        response = await _response(request, api_request, running, serializer, is_resumable=conversation is not None)
+    response = await _response(request, api_request, running, serializer, is_resumable=conversation is not None)
     response.headers.update(headers)
     return response
 
@@ -427,15 +428,6 @@ async def respond_whole(running: RunningRequest, serializer: Serializer) -> Resp
     return await large_response(serializer.body)
 
 
-@contextmanager
-def api_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Convert errors inside the context with `as_api_error`."""
-    try:
-        yield
-    except Exception as error:
-        raise as_api_error(error, names) from error
-
-
 def _admit(services: ApiServices, owner: str, choices: int) -> RunningRequest:
     requests, info = services.shared.requests, services.shared.engine.info
     # Choices beyond those that can run concurrently are not counted, so that one request does not fill the queue.
@@ -464,21 +456,19 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 async def count_prompt_tokens(request: Request, api_request: ApiRequest) -> tuple[int, dict[str, str]]:
-    """Return a conversation's token count, and the response's headers. Raises ApiError."""
+    """Return a conversation's token count, and the response's headers. Raises ApiError or NotsoError."""
     services = api_services(request)
     async with serving(services, api_request.model) as model:
         dropped = find_dropped_parts(model.info, api_request, strict=services.shared.settings.strict_fields)
-        with api_errors(api_request.names):
-            count = await run_prompt_work(
-                request, lambda: count_prompt(model.engine, api_request.messages, api_request.options)
-            )
+        count = await run_prompt_work(
+            request, lambda: count_prompt(model.engine, api_request.messages, api_request.options)
+        )
     return count, await run_prompt_work(request, lambda: ignored_headers(api_request, dropped))
 
 
 async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
-    """Generate all choices, up to `max_num_seqs` at a time, until a disconnect. Raises ApiError."""
-    with api_errors(api_request.names):
-        return await _unless_disconnected(request, _generate_in_groups(request, api_request))
+    """Generate all choices, up to `max_num_seqs` at a time, until a disconnect. Raises ApiError or NotsoError."""
+    return await _unless_disconnected(request, _generate_in_groups(request, api_request))
 
 
 async def _generate_in_groups(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
