@@ -34,6 +34,7 @@ from notso.web.api.engine import routes
 from notso.web.engine.remote import engine_link
 from notso.web.engine.remote.engine_link import EngineLink
 from notso.web.engine.remote.remote_engine import RemoteSource
+from notso.web.values.errors import EngineUnavailableError
 
 KEY = "a key for front ends only"
 ENGINE: dict[str, Any] = {"engine_api": True, "engine_key": KEY}
@@ -189,6 +190,27 @@ def test_stop_during_connection_loss_is_delivered_later(start: Start, relayed: R
     while not generation.finished:
         steps.let()
         time.sleep(0.005)
+    assert generation.read()[-1].finish_reason == "cancelled"
+
+
+def test_stop_that_cannot_be_sent_is_delivered_despite_intact_stream(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = EngineLink.call
+
+    def refuse(link: EngineLink, name: str, body: Any) -> Any:
+        if name == "steer":
+            raise EngineUnavailableError("the engine is busy")
+        return call(link, name, body)
+
+    monkeypatch.setattr(EngineLink, "call", refuse)
+    scripted = ScriptedEngine()
+    scripted.gate.clear()  # the answer ends only if it is stopped
+    _, source = relayed(start(scripted, **ENGINE).ready().address)
+    generation = source().submit(ASKED)
+    wait(lambda: bool(generation.read()))
+    generation.stop()
+    wait(lambda: generation.finished)
     assert generation.read()[-1].finish_reason == "cancelled"
 
 

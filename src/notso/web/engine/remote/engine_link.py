@@ -7,12 +7,14 @@ and all answers end with an error.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import queue
 import secrets
 import selectors
+import socket
 import ssl
 import threading
 import time
@@ -110,6 +112,7 @@ class EngineLink:
         self._open: dict[int, _OpenAnswer] = {}
         self._spare: list[tuple[http.client.HTTPConnection, float]] = []
         self._in_use: set[http.client.HTTPConnection] = set()
+        self._stream: socket.socket | None = None
         self._steering: queue.Queue[tuple[str, int] | None] = queue.Queue()
         self._changed = threading.Condition()
         self._closed = False
@@ -190,8 +193,11 @@ class EngineLink:
             kind, number = command
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
-            except EngineError as error:  # no retry: the request that opens the next stream repeats all commands
+            except EngineError as error:
                 logger.debug("not sent to the engine: %s", error)
+                if self._stream is not None:
+                    with contextlib.suppress(OSError):  # the request that opens the next stream repeats all commands
+                        self._stream.shutdown(socket.SHUT_RDWR)
             finally:
                 self._steering.task_done()
 
@@ -321,6 +327,7 @@ class EngineLink:
     def _read_lines(self) -> Iterator[dict[str, Any]]:
         # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
+        self._stream = connection.sock  # before the commands are read, so that none is missed
         try:
             with self._changed:
                 open_now, last = sorted(self._open.items()), self._last
