@@ -146,7 +146,8 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
 
 
 TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
-# Longer than the 10 s for which the page offers undo, unless the pointer is on the toast, which stops that time.
+# Longer than the 10 s for which the page offers undo. While the pointer is on the toast, the page offers it for longer;
+# then it may respond that the deletion can no longer be undone.
 UNDO_SECONDS = 15.0
 PURGE_SECONDS = 30.0
 TRIM_SECONDS = 60.0

@@ -473,7 +473,7 @@ class EngineHost:
         try:
             cast(asyncio.AbstractEventLoop, self._loop).call_soon_threadsafe(callback)
         except RuntimeError:
-            logger.debug("an engine was loaded after shutdown")
+            logger.debug("an engine reported a change after shutdown")
             return False
         return True
 

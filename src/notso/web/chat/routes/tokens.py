@@ -83,10 +83,11 @@ def resolve_run(trace: AnswerTrace, number: int | None, place: int) -> int:
 
 
 async def alternatives(services: ChatServices, request: Request, run: AnswerRun, place: int) -> list[Alternative]:
-    """Return the likeliest tokens at `place`, including the generated one, with their probabilities.
+    """Return the likeliest tokens at `place`, including the one that the sampler chooses, with their probabilities.
 
-    The list is empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the engine
-    cannot repeat the request.
+    That is the generated token, unless the user replaced it; a replacement is listed only if it is likely. The list is
+    empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the engine cannot repeat
+    the request.
     """
     params = replace(request.params, max_tokens=place + 1, min_tokens=0)
     replay = Replay(run.ids[:place], tuple(at for at in run.closed_at if at < place), run.origin)
