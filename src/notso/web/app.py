@@ -71,7 +71,7 @@ from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, UnexpectedErrors, api_error_of, is_api
-from notso.web.edge.limits import ChunkedBodies, RequestLimits, StrictHttp
+from notso.web.edge.limits import BodyError, ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.request_paths import BasePath, UnversionedPaths
 from notso.web.edge.security import CrossOriginAccess, CrossSiteGuard, HostGuard, OllamaGreeting, SecurityHeaders
@@ -564,6 +564,8 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _show_internal_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, BodyError):
+        raise error
     if is_busy := is_thread_shortage(error):
         logger.warning("could not start a thread for a %s request: %s", request.method, error)
     else:

@@ -106,13 +106,17 @@ def available_bytes() -> int:
     return available_memory().available_bytes
 
 
-class RequestTooSlowError(Exception): ...
+class BodyError(Exception):
+    """A request's body was refused. RequestLimits responds."""
 
 
-class RequestTooLargeError(Exception): ...
+class RequestTooSlowError(BodyError): ...
 
 
-class BodyEvictedError(Exception):
+class RequestTooLargeError(BodyError): ...
+
+
+class BodyEvictedError(BodyError):
     # A body that arrived too slowly was evicted to make room for others.
     pass
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from notso.smollm3 import (
     QUOTE_OF,
+    InvalidRequestError,
     Message,
     ModelInfo,
     RequestOptions,
@@ -151,7 +152,7 @@ def check_work(info: ModelInfo, api_request: ApiRequest) -> None:
 
 def ignored_headers(api_request: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
     """Return the header that lists ignored fields. Raises InvalidRequestError for an invalid schema."""
-    keywords = (name for source in _enforced_schemas(api_request.options) for name in ignored_keywords(source))
+    keywords = _ignored_keywords(api_request.options)
     # The schema keyword QUOTE_OF is enforced, not ignored, if the request has sources to quote.
     keywords = (name for name in keywords if name != QUOTE_OF or not api_request.options.sources)
     hints = (hint.name for hint in api_request.hints)
@@ -166,11 +167,15 @@ def format_ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     return {IGNORED: value + more} if value else {}
 
 
-def _enforced_schemas(options: RequestOptions) -> Iterator[str]:
+def _ignored_keywords(options: RequestOptions) -> Iterator[str]:
     if options.grammar is not None and options.grammar.kind == "json_schema":
-        yield options.grammar.source
+        yield from ignored_keywords(options.grammar.source)
     all_enforced = options.tool_choice == "required" or isinstance(options.tool_choice, ToolName)
     for tool in options.tools or ():
         function = tool["function"]
         if function.get("parameters") is not None and (all_enforced or function["name"] in options.strict_tools):
-            yield json.dumps(function["parameters"])
+            try:
+                yield from ignored_keywords(json.dumps(function["parameters"]))
+            except InvalidRequestError as error:  # with the engine's message for a tool
+                message = f"the parameters of {function['name']} cannot be enforced: {error}"
+                raise InvalidRequestError(message, param="tools") from None
