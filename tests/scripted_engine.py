@@ -257,7 +257,10 @@ class ScriptedEngine:
         return [ord(character) for character in text]
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
+        try:
+            return "".join(map(chr, ids))
+        except (ValueError, OverflowError):
+            raise InvalidRequestError("unknown token id", param="messages") from None
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         return [chr(each).encode() for each in ids]

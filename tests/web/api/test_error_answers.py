@@ -74,6 +74,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"tools": [{"name": "f", "input_schema": BAD, "strict": True}]},
 ]
 """An invalid schema wherever an API accepts one."""
+WRONG: list[Any] = [-1, "x", [[]], {"type": {}}]
 REFUSALS = (400, 403, 404, 405, 415)
 """Statuses of routes that are not available, or that need more than PATHS gives them."""
 ERRORS: list[tuple[Exception, str]] = [
@@ -171,6 +172,21 @@ def test_invalid_schema_is_rejected_by_every_route(client: Client) -> None:
         **{path: {"text.format.schema", "tools"} for path, body in PATHS.items() if "/responses" in path and body},
         **{path: text for path, body in PATHS.items() if body is PROMPT},
     }
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_no_value_of_a_field_causes_an_internal_error(client: Client, wrong: Any) -> None:
+    document = client.send("GET", "/openapi.json", None).json()
+    tried = 0
+    for path in PATHS:
+        content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
+        schema = content.get("application/json", {}).get("schema", {})
+        schema = document["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], schema)
+        for field in schema.get("properties", {}):
+            answer = client.send("POST", path, PATHS[path] | {field: wrong})
+            assert answer.status_code < 500, (path, field, answer.text)
+            tried += 1
+    assert tried > 400
 
 
 @pytest.mark.parametrize(("error", "code"), ERRORS)

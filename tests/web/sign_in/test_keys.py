@@ -351,6 +351,8 @@ def test_server_wide_routes_require_operator_access(start: Start, book: KeyManag
         method, path = each.replace("{name}", "kind").split()
         refused = server.client.request(method, path, headers=bearer(ann))
         assert refused.status_code == 403 and "Administrator access required" in refused.text, each
+        if path.startswith("/v1/"):
+            assert refused.json()["error"]["code"] == "forbidden", each
         if method == "GET":
             assert server.client.request(method, path, headers=bearer(operator)).status_code == 200, each
     for path in ("/", "/settings", "/export", "/v1/models", "/models"):
