@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Engine
-from notso.web.values.errors import QuotaError
+from notso.web.values.errors import EngineUnavailableError, QuotaError
 from notso.web.values.ids import new_id
 
 JSON = {"accept": "application/json"}
@@ -54,6 +54,19 @@ def test_token_alternatives_include_the_chosen_token(served: Any) -> None:
     assert "/fork" in page and 'aria-current="true"' in page
     for bad in ({"at": 10**6}, {"run": 7}, {"at": -1}):
         assert served.client.get(f"{path_of(asked)}/tokens", params=bad, headers=JSON).status_code == 400
+
+
+def test_unreachable_engine_is_reported_on_pages(served: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(ids: object) -> list[bytes]:
+        raise EngineUnavailableError("the engine does not respond")
+
+    asked = served.ask("Tell me something")
+    served.finished(asked)
+    monkeypatch.setattr(engine, "token_bytes", fail)
+    for headers in ({"accept": "text/html"}, {"HX-Request": "true"}, JSON):
+        answer = served.client.get(f"{path_of(asked)}/tokens", headers=headers)
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+        assert "the engine does not respond" in answer.text
 
 
 @pytest.mark.parametrize("thinking", [True, False])
