@@ -44,7 +44,10 @@ class Embeddings:
 
 
 async def compute_embeddings(request: Request, api_request: EmbeddingRequest) -> Embeddings:
-    """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
+    """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work.
+
+    Raises ApiError or NotsoError.
+    """
     if api_request.truncate:
         async with serving(api_services(request), api_request.model) as model:
             prompts = list(api_request.prompts)

@@ -236,7 +236,7 @@ def _unusable_model_error(error: Exception) -> ApiError:
 async def respond(
     request: Request, api_request: ApiRequest, serializer_of: Callable[[ModelInfo], Serializer]
 ) -> Response:
-    """Generate a response, whole or streamed. Raises ApiError only before the first byte.
+    """Generate a response, whole or streamed. Raises ApiError or NotsoError only before the first byte.
 
     A disconnect stops the request unless it is in the background or has X-Conversation-Id.
     """
