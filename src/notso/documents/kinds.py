@@ -15,21 +15,9 @@ from notso.documents.archives import Archive, xml_events
 from notso.documents.markup import html_text
 from notso.documents.plain import decode_guessing, email_text, mailbox_texts, omit_data, unfold_lines, web_archive_text
 from notso.documents.tables import format_delimited, read_spreadsheet
-from notso.documents.values import UnreadableError
+from notso.documents.values import CODE, UnreadableError
 
 Container = Literal["pdf", "zip", "ole", "text"]
-
-CODE = {
-    *("py", "js", "mjs", "ts", "tsx", "jsx", "c", "h", "cc", "cpp", "hpp", "rs", "go", "java", "kt", "swift", "rb"),
-    *("php", "pl", "r", "cs", "m", "sh", "bash", "ps1", "sql", "css", "scss", "lua", "scala", "toml", "yaml", "yml"),
-    *("ini", "cfg"),
-}
-EXTENSIONS = CODE | {
-    *("pdf", "docx", "docm", "pptx", "pptm", "odt", "odp", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html"),
-    *("htm", "xhtml", "mht", "mhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml"),
-    *("mbox", "tex", "rst", "fodt", "fods", "fodp", "fb2"),
-}
-"""Extensions of the files that are read when a folder is added. Other text files must be added individually."""
 
 NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
 """Kinds that native code parses. By default, they are read only if the system supports Landlock and seccomp."""

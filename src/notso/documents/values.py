@@ -26,6 +26,18 @@ LIMITS = Limits(
 )
 """Limits of the child process that reads a document."""
 
+CODE = {
+    *("py", "js", "mjs", "ts", "tsx", "jsx", "c", "h", "cc", "cpp", "hpp", "rs", "go", "java", "kt", "swift", "rb"),
+    *("php", "pl", "r", "cs", "m", "sh", "bash", "ps1", "sql", "css", "scss", "lua", "scala", "toml", "yaml", "yml"),
+    *("ini", "cfg"),
+}
+EXTENSIONS = CODE | {
+    *("pdf", "docx", "docm", "pptx", "pptm", "odt", "odp", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html"),
+    *("htm", "xhtml", "mht", "mhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml"),
+    *("mbox", "tex", "rst", "fodt", "fods", "fodp", "fb2"),
+}
+"""Extensions of the files that are read when a folder is added. Other text files must be added individually."""
+
 UNCONFINED = "unconfined"
 """Command-line argument that lets the child work even without Landlock and seccomp."""
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from notso.documents.kinds import EXTENSIONS
 from notso.documents.pdf import PageDrawer
 from notso.documents.reading import DocumentReader
-from notso.documents.values import MAX_FILE_BYTES, UnreadableError
+from notso.documents.values import EXTENSIONS, MAX_FILE_BYTES, UnreadableError
 from notso.text_file import read_regular
 from notso.web.engine.host import EngineHost
 from notso.web.store.documents import EVERYONE, MAX_DOCUMENTS_OF_OWNER, DocumentStore, StoredDocument
