@@ -66,10 +66,10 @@ def verify(
     """Check a file's hash, structure, prompt rendering and tensors.
 
     Compares the SHA-256 with the published ones, loads the tokenizer and the chat template, and compares matrix
-    products of each quantized tensor with those of the dequantized tensor; the largest error is shown. The exit code is
-    3 if a check fails.
+    products of sampled rows of each matrix with those of the dequantized rows; the largest error is shown. The exit
+    code is 3 if a check fails.
 
-    With --receipt, these checks are skipped: the answer of the receipt is generated again, and the first token that
+    With --receipt, these checks are skipped: the tokens of the receipt are sampled again, and the first one that
     differs is reported. The exit code is 1 if a token differs or the receipt is from another model.
     """
     from notso.smollm3.diagnostics.verification import verify_file

@@ -77,9 +77,9 @@ def open_private(path: Path) -> int:
 
 
 def write_private(path: Path, content: str, *, replace: bool) -> None:
-    """Write a text file completely or not at all; only its owner can read it. Raises OSError."""
-    # With `replace`, an existing file keeps its content if writing fails. Without it, an existing file is an error
-    # (FileExistsError).
+    """Write a text file that only its owner can read. If writing fails, leave no incomplete file. Raises OSError."""
+    # With `replace`, an existing file keeps its content if writing fails or the process is killed. Without it, an
+    # existing file is an error (FileExistsError), and a killed process can leave an incomplete file.
     draft = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part") if replace else path
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

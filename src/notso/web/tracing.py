@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- FastAPI would only warn without it
+import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- without the exporter, FastAPI only logs a warning
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import context, trace
 from opentelemetry.context import Context

@@ -1,7 +1,7 @@
 """Prometheus metrics, named as in vLLM (but with the prefix `notso`) and as in llama.cpp, so that existing dashboards
 can be reused.
 
-Except for names of adapters, labels have values from fixed sets only: no addresses, user names or user text.
+Except for adapters' names and number, labels have values from fixed sets only: no addresses, user names or user text.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class _EngineCollector(Collector):
         yield from _llama_cpp_metrics(stats)
 
     def _adapters(self, info: ModelInfo) -> Metric:
-        # As in the model server protocol of Kubernetes' Gateway API Inference Extension. No adapter ever waits, and
-        # requests cannot load further adapters, so the maximum is the number of loaded ones.
+        # As in the model server protocol of Kubernetes' Gateway API Inference Extension. Adapters never wait, and
+        # naming an adapter does not load it, so `max_lora` is the number of loaded adapters.
         names = [adapter_id(info, name) for name in adapter_names(self._engine.default)]
         labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         help = "LoRA adapters that requests can use; the value is the current Unix time."

@@ -31,7 +31,7 @@ MAX_HITS = 50
 PARSING_SECONDS = 600.0
 """Time after which another process may claim a document that is still being parsed."""
 RETRY_SECONDS = 3600.0
-"""Time after which a text from an older reader may be read again, if that failed for a passing reason."""
+"""Minimum time between attempts to read a document again, if an attempt fails for a reason that may pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class DocumentStore(Protocol):
 
     Users can read their own libraries, the libraries of EVERYONE and the libraries that are shared with them; other
     libraries are treated as unknown. Users can change only their own libraries, but members with the right `add` can
-    add documents. Methods that return a bool return False if the object does not exist or belongs to another owner.
+    add and retry documents. Methods that return a bool return False if the object does not exist or the user may not
+    change it.
     """
 
     queued: asyncio.Event  # set by methods that queue documents to parse
@@ -200,8 +201,8 @@ class DocumentStore(Protocol):
     ) -> list[PassageHit]:
         """Return passages that contain words of the query, ranked by BM25.
 
-        Searches `document_ids` or `library_id`, or by default all readable documents. As with `reread`, `claim` then
-        returns those with texts from older readers.
+        Searches `document_ids` or `library_id`, or by default all readable documents. Searched documents whose text is
+        from an older reader are queued as by `reread`.
         """
 
     async def retry(self, owner: str, document_id: str) -> bool: ...
@@ -210,13 +211,13 @@ class DocumentStore(Protocol):
         """Delete a document and all derived data; `stale` then returns the caches to clear."""
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
-        """Claim the oldest document to parse; return it with its content."""
+        """Claim the oldest new document, or else the oldest queued by `reread`; return it with its content."""
 
     async def requeue(self) -> None:
         """Requeue documents whose parsing was interrupted by a restart. Not for shared stores."""
 
     async def reread(self, document_ids: Sequence[str]) -> None:
-        """Let `claim` return those with texts from older readers. These texts are kept until `finish` replaces them."""
+        """Queue the given documents whose text is from an older reader. The text is kept until `finish` replaces it."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
         """Store the parsed document; return False if it was deleted, or stored by another process, in the meantime."""
@@ -224,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        is_passing: that text may be read again after RETRY_SECONDS.
+        is_passing: the document may be read again after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -38,11 +38,11 @@ MOST_SHOWN_CHARACTERS = 1 << 22
 FAILED = Sentence("conversations cannot be read or written at the moment", "storage_failed")
 DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "storage_disk_full")
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
+UNSHARED_SEARCH_SECONDS = 60.0
+"""Interval between searches for work if no other process uses the store. New work wakes the worker at once, so a search
+finds only work that is left after a failure."""
 # An unfinished turn belongs to the process that generates it. If this process does not renew its lease for
 # LEASE_SECONDS (by the clock of the database), the next heartbeat of another process takes over or interrupts the turn.
-UNSHARED_SEARCH_SECONDS = 60.0
-"""Interval between searches for work in a store without other processes: new work wakes its worker, so only failures
-leave work to be found."""
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
 
@@ -194,7 +194,7 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    # Number of attempts at the answer, counted from the one that produced the latest new token or part (see `parts`).
+    # Number of attempts since the answer last grew, including the attempt that added a token or part (see `parts`).
     tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
@@ -245,7 +245,10 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The turn was not stored. If `running` and `moved` are unset, the chat or a suitable message does not exist."""
+    """The turn was not stored.
+
+    If `running` and `moved` are unset, the chat does not exist, or it has no message to which the request can apply.
+    """
 
     running: StoredMessage | None  # the unfinished answer, if any
     is_generated_here: bool = True  # whether this process generates that answer and can stop it
@@ -450,7 +453,7 @@ class ChatStore(Protocol):
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
         `line` is empty for an unknown message. With `most_characters`, omit messages before the newest finished
-        summary, and messages followed by more than this many characters.
+        summary, and messages after which the branch has more than this many characters.
         """
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:

@@ -1,8 +1,8 @@
 """Insertion of documents into prompts.
 
-If the documents fit in the context, they are inserted whole. Those of the first question become the "head" of the
-prompt; those of a later question precede that question. If the documents do not fit, only the passages that match the
-last question are inserted before it.
+If the documents fit in the context, they are inserted whole. Those of the first question, or of all messages that a
+summary replaces, become the "head" of the prompt; those of a later question precede that question. If the documents do
+not fit, only passages that match the last question, and their neighbors, are inserted before it.
 
 In a project, the head consists of the project's documents and instructions, and documents attached to questions stay in
 the questions. A head is the same in every chat that begins with its documents, because everything that differs between
@@ -241,7 +241,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    # Returns the hits that fit, and then the passages next to them that fit.
+    # Chooses hits by rank, and then passages next to hits, until one does not fit.
     found = [(hit.document.id, hit.number) for hit in hits]
     neighbors = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()
