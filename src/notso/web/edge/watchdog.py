@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 1.0
 MISSED_TICKS = 30
 """Number of consecutive pings that may remain without a reply before the server is terminated."""
-DUMP_SIGNAL = signal.SIGUSR2
-DUMP_TICKS = 2  # time to write the tracebacks
-ABORT_TICKS = 5  # time for the process to exit after SIGABRT: it may have to write a core file of gigabytes
+ABORT_TICKS = 30  # time for the process to exit after SIGABRT: it may have to write a core file of gigabytes
 
 
 class Watchdog:
@@ -47,7 +45,7 @@ class Watchdog:
         import asyncio
         import faulthandler
 
-        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+        faulthandler.enable(file=2, all_threads=True)  # SIGABRT writes tracebacks, even if other code holds the GIL
         try:
             child = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         except OSError as error:
@@ -121,11 +119,11 @@ def watch(process: int, tick_s: float, most: int) -> None:
     text = f"notso: the event loop did not respond {most} times in a row; terminating, with the stacks of all threads\n"
     sys.stderr.write(text)
     sys.stderr.flush()
-    for number, ticks in ((DUMP_SIGNAL, DUMP_TICKS), (signal.SIGABRT, ABORT_TICKS), (signal.SIGKILL, 0)):
-        os.kill(process, number)
-        for _ in range(ticks):
-            if not _wait_tick(tick_s):
-                return
+    os.kill(process, signal.SIGABRT)
+    for _ in range(ABORT_TICKS):
+        if not _wait_tick(tick_s):
+            return
+    os.kill(process, signal.SIGKILL)
 
 
 def _wait_tick(tick_s: float) -> bool:
