@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import itertools
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
@@ -24,6 +25,7 @@ from notso.smollm3 import (
     AdapterSource,
     EngineError,
     Event,
+    Generation,
     InvalidRequestError,
     MemoryBudget,
     Message,
@@ -174,6 +176,30 @@ def test_broken_connection_neither_loses_nor_repeats_events(start: Start, relaye
     assert text(events) == "1 2 3 4 5 6 7 8 " and events[-1].finish_reason == "stop"
     assert [event.kind for event in events[-2:]] == ["usage", "end"]
     assert text(engine.submit(ASKED).events()) == "" and len(scripted.requests) == 2, "no request is submitted twice"
+
+
+def test_connection_may_break_before_the_response_to_a_submission(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, call = Steps(), EngineLink.call
+    relay, source = relayed(start(ScriptedEngine(steps), **ENGINE).ready().address)
+    engine = source()
+
+    def call_late(link: EngineLink, name: str, body: Any) -> Any:
+        result = call(link, name, body)
+        if name == "submit":
+            [generation] = [each.generation for each in link._open.values()]
+            for number in (1, 2):
+                steps.let()
+                wait(lambda number=number: generation.finished or f"{number} " in text(generation.read()))
+                relay.cut()
+        return result
+
+    monkeypatch.setattr(EngineLink, "call", call_late)
+    generation = engine.submit(ASKED)
+    steps.end()
+    wait(lambda: generation.finished)
+    assert text(generation.read()) == "1 2 " and generation.read()[-1].finish_reason == "stop"
 
 
 def test_stop_during_connection_loss_is_delivered_later(start: Start, relayed: Relayed) -> None:
@@ -410,6 +436,37 @@ def test_engine_shutdown_fails_running_response(start: Start, relayed: Relayed) 
     with pytest.raises(EngineError):
         source()
     steps.end()
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_stream_of_a_stopping_engine_ends_after_all_events(monkeypatch: pytest.MonkeyPatch, is_begun: bool) -> None:
+    monkeypatch.setattr(routes, "HEARTBEAT_SECONDS", 0.0)
+    words = [Event("text", text=f"{number} ") for number in range(routes.MAX_EVENTS_PER_LINE)]
+    last = Event("end", finish_reason="stop" if is_begun else "cancelled")
+    shared = SimpleNamespace(stopping=True, engine=SimpleNamespace(stats=lambda: None))
+    front_ends: Any = SimpleNamespace(
+        services=SimpleNamespace(shared=shared), about=lambda: None, remove=lambda session: None
+    )
+    running: Any = SimpleNamespace(close=lambda: None)
+
+    async def read() -> list[str]:
+        session, generation, begun = (
+            routes.FrontEndSession(front_ends),
+            Generation(lambda: None),
+            asyncio.Future[None](),
+        )
+        begun.set_result(None)
+        answer = routes._Answer(running, cast(Any, begun), generation if is_begun else None, stopped=not is_begun)
+        session._answers[1] = answer
+        lines = []
+        async for line in session.lines({}, [1], 1):
+            lines.append(json.loads(line))
+            assert len(lines) < 9, "the stream does not end"
+            if len(lines) == 2 and is_begun:  # after the line was built
+                generation.write([*words, last], last=True)
+        return [event["kind"] for line in lines for event in line.get("answers", {}).get("1", [0, []])[1]]
+
+    assert asyncio.run(read()) == [*(["text"] * len(words) if is_begun else []), "end"]
 
 
 ERROR_OF_OPENAI = {"code": "engine_lost", "type": "server_error", "param": None}

@@ -88,12 +88,17 @@ class _Answer:
     generation: Generation | None = None
     stopped: bool = False
 
+    @property
+    def is_open(self) -> bool:
+        if self.generation is not None:
+            return not self.generation.finished
+        return self.begun is None or not self.begun.done()
+
     def read(self, after: int) -> list[Event]:
         # If the answer was stopped before the engine received the request, its only event is `end`.
         if self.generation is not None:
             return self.generation.read(after)
-        is_over = self.begun is not None and self.begun.done() and not after
-        return [Event("end", finish_reason="cancelled")] if is_over else []
+        return [] if self.is_open or after else [Event("end", finish_reason="cancelled")]
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +130,7 @@ class FrontEndSession:
 
     @property
     def _open_count(self) -> int:
-        return sum(1 for each in self._answers.values() if each.generation is None or not each.generation.finished)
+        return sum(each.is_open for each in self._answers.values())
 
     def wake(self) -> None:
         self._stream.changed.set()
@@ -193,8 +198,10 @@ class FrontEndSession:
             yield self._line(stream, known=[number for number in read if number in self._answers])
             while stream is self._stream:
                 stream.changed.clear()
+                # Checked before the line is built, because an answer that ends later has events for another line.
+                is_over = self._front_ends.services.shared.stopping and not self._open_count
                 yield self._line(stream)
-                if self._front_ends.services.shared.stopping and not self._open_count:
+                if is_over and not stream.changed.is_set():
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(HEARTBEAT_SECONDS):

@@ -371,6 +371,7 @@ class EngineLink:
             if after != entry.events:
                 raise ValueError("events are missing")
             entry.events += len(new_events)
+            entry.begun = True  # events can arrive before the response to `submit`
             is_last = bool(new_events) and new_events[-1].kind in ("end", "error")
             if is_last:
                 self._open.pop(int(number), None)
