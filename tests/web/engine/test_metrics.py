@@ -15,6 +15,7 @@ from scripted_engine import ScriptedEngine
 from notso.smollm3 import AdapterSource, EngineStats, Usage
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics
+from notso.web.engine.model_names import adapter_names
 
 Start = Callable[..., Any]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -180,6 +181,20 @@ def test_adapters_are_exported_as_for_an_inference_gateway(engine: EngineHost) -
         engine.engine.adapters.add(AdapterSource(name, f"{name}.gguf"))
     names = "scripted:one,scripted:two"
     assert labels() == [{"max_lora": "2", "running_lora_adapters": names, "waiting_lora_adapters": ""}]
+
+
+def test_adapters_are_listed_while_the_event_loop_unloads_the_model() -> None:
+    engines = [ScriptedEngine()]
+
+    class Unloading:
+        adapters = (AdapterSource("one", "one.gguf"),)
+
+        @property
+        def engine(self) -> ScriptedEngine | None:
+            return engines.pop() if engines else None
+
+    served: Any = Unloading()
+    assert adapter_names(served) == [] and adapter_names(served) == ["one"]
 
 
 def test_every_metric_is_documented(engine: EngineHost) -> None:

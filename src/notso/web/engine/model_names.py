@@ -61,9 +61,9 @@ def reported_model_info(host: EngineHost, choice: ModelChoice, info: ModelInfo) 
 
 
 def adapter_names(served: ServedModel) -> list[str]:
-    """Return the names of a model's adapters, even while it is unloaded."""
-    if served.engine is not None:
-        return list(served.engine.adapters.infos)
+    """Return the names of a model's adapters, even while it is unloaded. Thread-safe."""
+    if (engine := served.engine) is not None:  # read once, because the event loop may unload the model
+        return list(engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
 
 
