@@ -19,6 +19,7 @@ from notso.smollm3 import Engine, ModelFileError, OutOfMemoryError
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.hub.registry import demo_path
 from notso.web.api.shared import listing
+from notso.web.engine.host import FOR_EVER, EngineHost
 from notso.web.engine.models import ModelRegistry
 
 Start = Callable[..., Any]
@@ -249,6 +250,13 @@ def test_keep_alive_sets_model_expiration(start: Start, folder: Path) -> None:
         assert models[1]["expires_at"][:4] == "2200", "a refused request does not change the timer"
     refused = server.client.post("/api/chat", json={"messages": HELLO, "keep_alive": "soon"})
     assert refused.status_code == 400 and "keep_alive" in refused.json()["error"]
+
+
+def test_request_to_unload_an_unloaded_model_does_not_affect_its_next_load() -> None:
+    host = EngineHost(ScriptedEngine)
+    host.keep(host.default, 0)
+    host.default.mark_loaded(ScriptedEngine())
+    assert host.idle_timeout_s(host.default) == FOR_EVER
 
 
 def test_failed_model_load_affects_only_requests_for_that_model(start: Start, folder: Path) -> None:

@@ -76,6 +76,7 @@ class ServedModel:
     def mark_loaded(self, engine: ChatEngine) -> None:
         self.loads += 1
         self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"
+        self.keep_alive_s = None  # it may be that of a request to unload
         if self.info is not None and self.info.path:
             self.path = Path(self.info.path).resolve()
 
@@ -103,7 +104,7 @@ class ServedModel:
     def mark_unloaded(self) -> ChatEngine | None:
         """Mark as unloaded; return the engine to close."""
         engine, self.engine = self.engine, None
-        self.state, self.leaving, self.keep_alive_s = "unloaded", False, None
+        self.state, self.leaving = "unloaded", False
         if engine is not None:
             self.adapters = tuple(AdapterSource(i.name, i.path, i.scale) for i in engine.adapters.infos.values())
         return engine
