@@ -165,6 +165,12 @@ def test_bench_prints_results_before_it_writes_them(notso: Run, monkeypatch: pyt
     assert result.code == 4 and "/dev/full" not in result.out and json.loads(result.out) == {"prefill": []}
 
 
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+NO_THREAD = os.strerror(errno.EAGAIN)  # as raised by std::thread
 FAILURES = [
     (qtensor.KernelChoiceError("NOTSO_KERNELS=mmx is unknown"), 2, "Unset NOTSO_KERNELS"),
     (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),
@@ -176,7 +182,9 @@ FAILURES = [
     (model.ModelFileError("no tensor blk.3.attn_q.weight"), 3, "notso list"),
     (model.TemplateError("the template calls foo"), 3, "notso inspect"),
     (model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1), 4, "--context"),
-    (MemoryError(), 4, "--context"),
+    (MemoryError(), 4, " MiB (MemoryError). Reduce --context"),
+    (caused(qtensor.GGUFError("cannot be mapped"), OSError(errno.ENOMEM, "")), 4, "probably out of memory: "),
+    (caused(qtensor.KernelChoiceError(NO_THREAD), RuntimeError(NO_THREAD)), 4, "probably out of memory: "),
     (ImportError("x.so: failed to map segment from shared object"), 4, "probably out of memory: "),
     (RuntimeError("can't start new thread"), 4, "--context"),
     (OSError(errno.ENOSPC, "No space left on device", "out.gguf"), 4, "out.gguf: No space left"),

@@ -90,13 +90,13 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
         (qtensor.NotsoError, FAILED, ""),
         (KeyboardInterrupt, INTERRUPTED, ""),
     )
+    if is_memory_shortage(error) and not isinstance(error, OSError):
+        memory, reason = qtensor.available_memory(), ": ".join(filter(None, (type(error).__name__, str(error))))
+        message = f"probably out of memory: {memory.source} leaves {memory.available_bytes >> 20:,} MiB ({reason})"
+        return NO_ROOM, message, _close_programs_advice
     for kind, code, advice in rows:
         if isinstance(error, kind):
             return code, str(error) or type(error).__name__, advice
-    if is_memory_shortage(error) and not isinstance(error, OSError):
-        memory = qtensor.available_memory()
-        message = f"probably out of memory: {memory.source} leaves {memory.available_bytes >> 20:,} MiB"
-        return NO_ROOM, f"{message} ({type(error).__name__}: {error})", _close_programs_advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
     message = f"unexpected error ({type(error).__name__}: {error})"

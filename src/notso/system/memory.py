@@ -109,13 +109,15 @@ def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> Memor
 
 
 def is_memory_shortage(error: BaseException) -> bool:
-    """Return whether the system refused to allocate memory, to map a library, or to start a thread."""
-    thread_errors = ("can't start new thread", "unable to start watchdog thread")
+    """Return whether the cause is that the system refused to allocate memory, map a file, or start a thread."""
+    # The last one is the error of std::thread.
+    thread_errors = ("can't start new thread", "unable to start watchdog thread", os.strerror(errno.EAGAIN))
     return (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or (isinstance(error, ImportError) and "failed to map segment" in str(error))
-        or (type(error) is RuntimeError and str(error).startswith(thread_errors))
+        or (type(error) is RuntimeError and any(each in str(error) for each in thread_errors))
+        or (error.__cause__ is not None and is_memory_shortage(error.__cause__))
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import random
@@ -19,6 +20,7 @@ import httpx
 import pytest
 from scripted_engine import ScriptedEngine, say
 
+from notso.qtensor import GGUFError
 from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.rendering.markdown import render_markdown
 from notso.web.turns import turn_consumer, turns
@@ -486,7 +488,13 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
 UNMAPPED = "/secret/x.so: failed to map segment from shared object"
 
 
-@pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret"), ImportError(UNMAPPED)])
+UNMAPPED_MODEL = GGUFError("secret")
+UNMAPPED_MODEL.__cause__ = OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize(
+    "error", [ModelFileError("no SmolLM3"), RuntimeError("secret"), ImportError(UNMAPPED), UNMAPPED_MODEL]
+)
 def test_model_load_failure_returns_503_and_keeps_typed_text(start: Start, error: Exception) -> None:
     gate = threading.Event()
 
@@ -503,7 +511,8 @@ def test_model_load_failure_returns_503_and_keeps_typed_text(start: Start, error
     assert answer.status_code == 503
     assert "My words" in answer.text
     reason = "no SmolLM3" if isinstance(error, ModelFileError) else "could not be loaded; see"
-    reason = "could not be loaded, probably for lack of memory: " if isinstance(error, ImportError) else reason
+    if isinstance(error, ImportError | GGUFError):
+        reason = "could not be loaded, probably for lack of memory: "
     assert reason in answer.text and "secret" not in answer.text
 
 

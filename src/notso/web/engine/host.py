@@ -313,16 +313,17 @@ class EngineHost:
         engine, failure = None, ""
         try:
             engine = await self._load_engine(served)
-        except NotsoError as error:
-            failure = error.sentence
         except Exception as error:
             reason = ""
             if is_memory_shortage(error):
                 memory = available_memory()
                 left = f"{memory.source} leaves {memory.available_bytes >> 20:,} MiB"
                 reason = f", probably for lack of memory: {left}"
-            logger.exception("the engine could not be loaded%s", reason)
-            failure = f"the model could not be loaded{reason}; see the server's log"
+            if isinstance(error, NotsoError) and not reason:
+                failure = error.sentence
+            else:
+                logger.exception("the engine could not be loaded%s", reason)
+                failure = f"the model could not be loaded{reason}; see the server's log"
         finally:
             for each in self.models():
                 each.leaving = False

@@ -82,7 +82,7 @@ def _choice_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        raise KernelChoiceError(str(error)) from None
+        raise KernelChoiceError(str(error)) from error  # the cause is evaluated by `is_memory_shortage`
 
 
 def work_shares() -> list[int]:
