@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from scripted_engine import ScriptedEngine
 
 from notso.web.app import create_app
+from notso.web.edge import access
 from notso.web.edge.access import (
     COOKIE,
     MAX_SESSIONS_MULTIUSER,
@@ -324,6 +327,27 @@ def test_end_of_a_session_ends_its_streams_only(start: Start, path: str, form: d
         server.on_loop(lambda: server.chat.feed.announce("local", new_id(), ""))
         for stream in (second, third):
             assert any(b"chats" in each for each in stream.iter_raw()), "the stream of another session or key ended"
+
+
+def test_short_request_completes_after_the_end_of_its_session(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "SESSION_END_SECONDS", 600.0)
+    is_waiting, has_ended, end_session = threading.Event(), asyncio.Event(), KeyRing.end_session
+
+    async def end_in_reverse_order(ring: KeyRing, token: str, request: Any) -> None:
+        if not is_waiting.is_set():
+            is_waiting.set()
+            await has_ended.wait()
+        await end_session(ring, token, request)
+        has_ended.set()
+
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    server.client.post("/login", data={"api_key": KEY})
+    monkeypatch.setattr(KeyRing, "end_session", end_in_reverse_order)
+    with ThreadPoolExecutor(1) as pool:
+        first_click = pool.submit(httpx.post, f"{server.address}/logout", cookies=server.client.cookies, timeout=60)
+        assert is_waiting.wait(60)
+        assert server.client.post("/logout").status_code == 303
+        assert first_click.result().status_code == 303
 
 
 def test_logout_redirects_home_without_api_key(shared: Any) -> None:

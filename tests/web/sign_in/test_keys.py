@@ -148,12 +148,12 @@ def test_keys_of_running_requests_are_looked_up_together_and_again_after_a_failu
 
     class Connection:
         def __init__(self) -> None:
-            self.cycle, self.transport, self.closed = object(), self, asyncio.Event()
+            self.cycle, self.closed = object(), asyncio.Event()
 
         def is_answering(self, cycle: object) -> bool:
             return not self.closed.is_set()
 
-        def close(self) -> None:
+        def close_during(self, cycle: object) -> None:
             self.closed.set()
 
     async def run() -> None:
@@ -175,7 +175,7 @@ def test_keys_of_running_requests_are_looked_up_together_and_again_after_a_failu
         for name in ("ann", "carol"):
             await opened[name].closed.wait()
         assert not opened["bob"].closed.is_set()
-        opened["bob"].close()
+        opened["bob"].closed.set()
 
     asyncio.run(run())
     assert calls[:2] == [["ann", "bob", "carol"]] * 2

@@ -38,6 +38,8 @@ SESSION_IDLE_SECONDS = 7 * 86_400.0
 """Maximum idle time of a session. A cookie unused for longer was probably left behind on a machine or in a backup."""
 SESSION_RENEWAL_SECONDS = 3600.0
 """Minimum interval between renewals of a session's expiry in the shared storage."""
+SESSION_END_SECONDS = 1.0
+"""Time for which requests that are running at the end of their session may continue."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """ASGI scope entry that marks a request with an invalid API key. RateLimit counts such requests per address."""
@@ -218,7 +220,7 @@ class KeyRing:
         return token
 
     async def end_session(self, token: str, request: Request | None = None) -> None:
-        """End the session of a cookie value on all replicas. Close the connections of its requests except `request`."""
+        """End the session of a cookie value on all replicas, and soon its running requests except `request`."""
         # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
         # is stored that outlives the session. The message is sent afterward: a replica that loads the session
         # meanwhile either finds the revocation or receives the message.
@@ -320,9 +322,10 @@ class KeyRing:
             del digests[digest]
             if not digests:
                 del self._digests_by_owner[session.caller.owner]
-            for cycle, reference in list(session.running.items()):
-                if (connection := reference()) is not None and connection.is_answering(cycle):
-                    connection.transport.close()
+            # Not at once, so that short requests complete: a second click on the sign-out button would show an error.
+            for cycle, reference in session.running.items():
+                if (connection := reference()) is not None:
+                    connection.loop.call_later(SESSION_END_SECONDS, connection.close_during, cycle)
 
     async def _share_session(self, digest: bytes, session: _Session) -> None:
         # The entry is signed, so that write access to the shared storage is not enough to forge a session.

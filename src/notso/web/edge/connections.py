@@ -344,6 +344,11 @@ class ClientConnection(H11Protocol):
         # A later request on the same connection has another `cycle`.
         return not self.gone and self.cycle is cycle and not self.cycle.response_complete
 
+    def close_during(self, cycle: object) -> None:
+        """Close the connection if the response of `cycle` is not complete."""
+        if self.is_answering(cycle):
+            self.transport.close()
+
     @property
     def _socket(self) -> socket.socket:
         return cast(socket.socket, self.transport.get_extra_info("socket"))
@@ -419,5 +424,5 @@ class KeyWatch:
         except (StorageError, RuntimeError):  # RuntimeError: no thread could be started. The next check tries again.
             return
         for cycle, (connection, key_id) in self._running.items():
-            if key_id in revoked and connection.is_answering(cycle):
-                connection.transport.close()
+            if key_id in revoked:
+                connection.close_during(cycle)
