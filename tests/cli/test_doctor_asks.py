@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -101,6 +103,17 @@ def test_proxies_do_not_apply_to_this_machine(
 def test_doctor_fails_for_unreachable_or_invalid_address(notso: Run, address: str) -> None:
     result = notso("doctor", "--from", address)
     assert result.code == 1 and result.out.startswith("fail  server") and result.out.count("\n") == 1
+
+
+def test_doctor_names_the_limits_if_threads_cannot_start(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_thread_count(count: int) -> None:
+        raise RuntimeError(os.strerror(errno.EAGAIN))
+
+    native = SimpleNamespace(**vars(kernel_choice.native) | {"set_thread_count": set_thread_count})
+    monkeypatch.setattr(kernel_choice, "native", native)
+    result = notso("doctor")
+    line = next(line for line in result.out.splitlines() if line.startswith("fail  kernels"))
+    assert "raise the limits" in line and "NOTSO_KERNELS" not in line
 
 
 def test_a_report_compares_the_kernel_families(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:

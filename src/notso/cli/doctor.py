@@ -169,12 +169,16 @@ def _cpu() -> Iterator[Finding]:
 
 def _kernels() -> Iterator[Finding]:
     from notso.qtensor import FORMATS_BY_NAME, KernelChoiceError, kernel_choice
+    from notso.system.memory import is_memory_shortage
 
     forced = os.environ.get(kernel_choice.KERNELS_VARIABLE, "").strip()
     try:
         kernel_choice.configure()
     except KernelChoiceError as error:
-        yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose")
+        advice = "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose"
+        if is_memory_shortage(error):
+            advice = "close programs or raise the limits on memory and processes"
+        yield Finding("fail", "kernels", str(error), advice)
         return
     chosen = kernel_choice.kernels()
     reason = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels of this CPU"
