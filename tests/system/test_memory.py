@@ -127,6 +127,22 @@ def test_address_space_limit_is_reduced_by_current_use() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # the limit of this process is unchanged
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the system must limit the address space")
+def test_native_threads_that_cannot_start_are_a_memory_shortage() -> None:
+    code = (
+        "import resource\n"
+        "from notso.qtensor.backends.cpu import kernel_choice\n"
+        "from notso.qtensor.errors import KernelChoiceError\n"
+        "from notso.system.memory import is_memory_shortage\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "try:\n"
+        "    kernel_choice.set_threads(1024)\n"
+        "except KernelChoiceError as error:\n"
+        "    print(is_memory_shortage(error))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
 def test_mapped_bytes_are_not_counted_twice(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "statm").write_text("5000 900 800 700 0 400 0\n")  # in pages; the first is the address space
