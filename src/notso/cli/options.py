@@ -250,7 +250,7 @@ ENGINE_OPTIONS = (
 
 
 def reject_engine_options(context: typer.Context) -> None:
-    """Raise typer.BadParameter for options in ENGINE_OPTIONS."""
+    """Raise typer.BadParameter for ENGINE_OPTIONS that the user has set."""
     for name in ENGINE_OPTIONS:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
@@ -262,15 +262,15 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files."
 
 
 def check_output_path(out: Path, force: bool, name: str, *, replaces: bool = True) -> None:
-    """Raise typer.BadParameter if `out` exists (without `force`), is a folder or device, or is in a missing folder."""
-    if out.exists() and not force:
-        raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
-    if out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder", param_hint=name)
+    """Raise typer.BadParameter if the output file `out` cannot be written, or exists and `force` is false."""
     # replaces: whether `out` is replaced by a new file rather than written in place. Replacing /dev/null or /dev/stdout
     # would break other programs.
+    if out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder", param_hint=name)
     if replaces and out.exists() and not out.is_file():
         raise typer.BadParameter(f"{out} is not a regular file", param_hint=name)
+    if out.exists() and not force:
+        raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if not out.parent.is_dir():
         raise typer.BadParameter(f"folder {out.parent} does not exist; create it first", param_hint=name)
 

@@ -181,7 +181,7 @@ NOT_TAKEN: dict[str, tuple[Json | Callable[[Json], Json], str]] = {
             "type": "TemplateProcessing", "pair": [],
             "special_tokens": {"<think>": {"id": "<think>", "ids": [8], "tokens": ["<think>"]}},
             "single": [{"SpecialToken": {"id": "<think>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        }}, "which adds tokens, is not supported"),
+        }}, "may add tokens, which is not supported"),
     "another decoder": (
         {"decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}}, "'Metaspace' is not Byte"),
     "a part of tomorrow": ({"chunker": {"type": "New"}}, "'chunker' is not supported"),

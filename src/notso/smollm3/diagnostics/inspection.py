@@ -71,7 +71,7 @@ class TokenizerInfo:
     user_defined_tokens: int
     template_bytes: int | None
     template_sha256: str | None
-    template_known: str | None  # name of a published template, or None
+    template_known: str | None  # name of a known template, or None
 
 
 @dataclass(frozen=True, slots=True)

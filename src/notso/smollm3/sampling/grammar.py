@@ -63,7 +63,7 @@ MAX_COMPILED, MAX_COMPILED_CHARACTERS = 8, 100_000
 """Maximum number and length of cached grammars."""
 
 MAX_PLACES = 200
-"""Maximum parts of a schema that are tested to find the one that no value satisfies."""
+"""Maximum number of parts of a schema that are tested to find the one that no value satisfies."""
 
 _UNSATISFIABLE = "Unsatisfiable schema"
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
@@ -87,7 +87,7 @@ class Matcher:
         tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit],
     ) -> None:
-        # is_json: the answer is JSON or tool calls. Otherwise, a token of `tags` begins a call and sets `is_json`.
+        # is_json: whether the answer is JSON or tool calls. A token of `tags`, which begins a call, sets it to True.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -316,7 +316,7 @@ class _Vocabulary:
 
 
 def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
-    # Returns, for each beginning of a tag, the tokens that would complete the tag after it.
+    # Returns, for each prefix of a tag, the tokens that complete the tag if they follow this prefix.
     spelling: dict[bytes, list[int]] = {}
     for token, text in enumerate(tokenizer.all_bytes):
         if tag[-1:] not in text or token in tokenizer.special_ids:

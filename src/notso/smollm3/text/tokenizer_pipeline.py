@@ -85,7 +85,7 @@ class TokenizerPipeline:
         """Parse a tokenizer.json. Raises ModelFileError."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ModelFileError("not a byte-level BPE tokenizer.json: there is no model")
-        _require_known_keys(content, "tokenizer.json", _CHECKED_SEPARATELY | {"normalizer", "pre_tokenizer", "model"})
+        _require_known_keys(content, "tokenizer.json", _OTHER_KEYS | {"normalizer", "pre_tokenizer", "model"})
         _check_model(content["model"])
         _check_added(content.get("added_tokens"), content.get("normalizer"))
         _check_post_processor(content.get("post_processor"))
@@ -143,7 +143,7 @@ class TokenizerPipeline:
         return canonical, self.ignore_merges
 
 
-# Supported values of `tokenizer.ggml.pre`. Both names denote Llama 3's expression.
+# Supported values of `tokenizer.ggml.pre` in files of other programs. Both names denote Llama 3's expression.
 PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -159,8 +159,8 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# `version`, `truncation` and `padding` have no effect on prompts; transformers does not apply them either.
-_CHECKED_SEPARATELY = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
+# Keys without effect on prompts (transformers does not apply them either), and keys that are checked separately.
+_OTHER_KEYS = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 
 def _require_known_keys(part: Mapping[str, Any], what: str, known: set[str]) -> None:
@@ -260,7 +260,7 @@ def _check_post_processor(part: Any) -> None:
         }:
             return
         case _:
-            raise ModelFileError(f"its post_processor {quoted(_kind(part))}, which adds tokens, is not supported")
+            raise ModelFileError(f"its post_processor {quoted(_kind(part))} may add tokens, which is not supported")
 
 
 def _check_decoder(part: Any) -> None:

@@ -4,8 +4,8 @@ The checks use the raw `Host` header and `scope["path"]`, never a URL built from
 question mark, the path of such a URL differs from the path that is routed; in other servers, this has allowed access to
 guarded routes without a key.
 
-Origin rules let pages of other sites use the API without cookies. They do not apply to the chat pages. On the port that
-imitates Ollama, Ollama's default origins are also allowed.
+Origin rules let pages of other sites use the API; cookies of such requests are ignored. They do not apply to the chat
+pages. On the port that imitates Ollama, Ollama's default origins are also allowed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CrossOriginAccess(HttpMiddleware):
             await send(message)
 
         # Browsers may send a cookie even if they hide the response, but the request must not use the cookie's session.
-        # The scope is not copied, because the outer middleware finds the route in it.
+        # The scope is not copied, because routing stores the route in it for the outer middleware.
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
         scope[ALLOWED] = True
         await self._app(scope, receive, send_readable)
@@ -176,7 +176,8 @@ class CrossSiteGuard(HttpMiddleware):
             return all(value in ("same-origin", "none") for value in fetch_site)
         origins = header_values(scope, b"origin")
         if not origins:
-            # Only browsers send these headers. Other clients cannot be misused by a page, so their key is sufficient.
+            # Clients other than browsers send neither header. Browsers omit both for reads over HTTP (other than on
+            # loopback), but these do not send the session's cookie, which is SameSite=Strict.
             return True
         host = header_values(scope, b"host")[0].lower()
         return len(origins) == 1 and _origin_host(origins[0]) == host

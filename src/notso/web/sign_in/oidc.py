@@ -33,7 +33,7 @@ MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
 """Time limit for completing a sign-in."""
 MAX_COMPLETED = 10_000
-"""Maximum number of completed sign-ins that are remembered to reject replays. The oldest are forgotten first."""
+"""Maximum number of finished sign-in attempts that are remembered to reject replays. The oldest are forgotten first."""
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_REFRESH_SECONDS = 10.0
@@ -51,7 +51,7 @@ class OidcProvider:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
-        # Whether browsers use https, even if a proxy forwards their requests to this server as http.
+        # Whether browsers use https. A proxy may forward their requests as http.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
         # All requests share this TLS context, because loading the CA certificates is slow.
@@ -175,7 +175,7 @@ class OidcProvider:
             raise SignInError("the provider is not the configured issuer")
         urls = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
         if not all(_is_https_or_loopback(configuration.get(name)) for name in urls):
-            raise SignInError("the provider's configuration lacks an https URL")
+            raise SignInError("a URL in the provider's configuration is missing or not https")
         self._configuration = configuration
 
     async def _fetch_keys(self) -> None:
@@ -258,7 +258,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _import_keys(document: dict[str, Any]) -> KeySet:
-    # Unsupported keys are ignored, as RFC 7517 requires. The library ignores only unknown types, not unknown curves.
+    # Unsupported keys are ignored, as RFC 7517 recommends. The library ignores only unknown types, not unknown curves.
     listed = document.get("keys")
     keys: list[Any] = []
     for each in listed if isinstance(listed, list) else ():

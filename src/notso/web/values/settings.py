@@ -182,9 +182,12 @@ class Settings:
         variable="VALKEY_URL",
         secret=True,
     )
-    # Addresses or networks of proxies. Their X-Forwarded-Proto and X-Forwarded-Prefix headers are also trusted.
+    # X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Prefix.
     trusted_proxies: tuple[str, ...] = _setting(
-        (), help="Trust X-Forwarded-For from this proxy address; repeatable.", metavar="ADDRESS", name="trust_proxy"
+        (),
+        help="Trust X-Forwarded headers from this proxy address or network; repeatable.",
+        metavar="ADDRESS",
+        name="trust_proxy",
     )
     base_path: str = _setting(
         "",

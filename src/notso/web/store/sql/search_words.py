@@ -138,7 +138,7 @@ def to_tsvector(text: str) -> str:
 
 
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
-    """Replace the longer words of a query with similar words from the vocabulary; return None if that is impossible.
+    """Replace words of 4 to 40 characters with similar words from the vocabulary; return None if that is impossible.
 
     Takes time proportional to the vocabulary.
     """

@@ -1,6 +1,6 @@
 """API keys, usage and audit logs in a separate SQLite file, to which several processes may write.
 
-The file uses a rollback journal because SQLite's WAL mode has a bug with two writers (see connection.py).
+The file uses a rollback journal because older versions of SQLite have a bug in WAL mode with two writers (see connection.py).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SQLiteAccessStore(SQLAccessStore):
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
-        # Separate threads and connections, so that reads do not wait for writes of this process.
+        # Separate threads and connections, so that reads wait only for commits, not for queued writes of this process.
         self._read_thread = _ConnectionThread(self._path, "read", READ_MS)
         self._write_thread = _ConnectionThread(self._path, "write", BUSY_MS)
         self._is_created = False
