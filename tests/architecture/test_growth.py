@@ -271,7 +271,6 @@ def _sources() -> Iterator[tuple[ModuleType, tuple[ast.AST, ...]]]:
 LOCAL = {  # source of a pattern built within a function -> an example of its value
     """_CELL % (types + rb\'\'\'|s=["'](?:%b)["']\'\'\' % styles if styles else types)""": tables._CELL
     % rb"""t=["'](?:e|inlineStr|s)["']|s=["'](?:1|2)["']""",
-    """rb\'\'\'style-name=["'](?:%b)["']\'\'\' % b'|'.join(names)""": rb"""style-name=["'](?:T1|T2)["']""",
     'rf"(?<![\\\\{character}]){character}{{{len(mark)}}}(?!{character})"': r"(?<![\\\*])\*{2}(?!\*)",
     'rf"{re.escape(scheme)}://{hosts}{ports}"': r"https://[a-z0-9.-]+\.example\.org(?::[0-9]{1,5})?",
     """f"[{''.join(map(re.escape, lengths))}]\"""": "[<|]",

@@ -30,7 +30,8 @@ from documents.made import (
 from documents.test_traps import read_here
 
 from notso.documents import archives, plain, tables
-from notso.documents.pdf import join_hyphenated, remove_margins
+from notso.documents.formulas import MAX_DEPTH
+from notso.documents.pdf import _PageText, join_hyphenated, remove_margins
 from notso.documents.tables import HEADER_EVERY, format_number, markdown_lines
 from notso.documents.values import UnreadableError
 
@@ -523,8 +524,9 @@ def test_fields_within_instructions_of_docx_are_not_shown() -> None:
     toc = f"<w:p>{begin}{code.format('TOC')}{separate}{text.format('One')}{inner}</w:p>"
     toc += f"<w:p>{text.format('Two')}{end}</w:p>"
     broken = f"<w:p>{begin}{code.format('X')}{text.format('x')}</w:p>"
+    broken += f"<w:p>{(begin + separate) * MAX_DEPTH}{begin}{text.format('deep')}</w:p>"
     made = docx(f"<w:p>{field}{text.format('b')}</w:p>{toc}{broken}{paragraph('end')}")
-    assert read_here(made, "a.docx").text.split("\n\n") == ["ab", "One3", "Two", "end"]
+    assert read_here(made, "a.docx").text.split("\n\n") == ["ab", "One3", "Two", "deep", "end"]
 
 
 def test_html_is_read_if_plain_text_of_an_email_is_only_a_hint() -> None:
@@ -679,6 +681,12 @@ def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
             ('d" days"', ""),
             ('0" of 9"', ""),
             ('[=1]0" day";0" days"', ""),
+            ('0"h"00', ""),
+            ('00"°"00"′"00"″"', ""),
+            ('0"000k"', ""),
+            ('0" Cr";0" Dr"', ""),
+            ('0" kg";[Red]-0" kg"', "kg"),
+            ('0" " "kg";;', "kg"),
         ),
     ],
 )
@@ -794,6 +802,13 @@ def test_values_of_pdf_forms_are_read_beside_their_labels() -> None:
     )
     lines = [" ".join(each.split()) for each in read_here(made, "a.pdf").text.split("\n")]
     assert [each for each in lines if each] == ["Wages: 100 EUR Year: 2024", "Tax: 200 EUR", "More text", "apart"]
+
+
+def test_text_in_many_overlapping_fields_of_a_pdf_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_PageText, "box", lambda page, at: (at, 0, at + 1, 1))
+    page = _PageText.__new__(_PageText)
+    page.text = "label value"
+    assert [text for _, _, text in page._field_values([((5, -1, 11, 2), "")] * 9) if text] == [" value"]
 
 
 def test_check_boxes_of_pdf_forms_are_read_beside_their_labels() -> None:
@@ -972,6 +987,14 @@ def test_the_first_alternative_of_an_email_that_has_text_is_read() -> None:
         (b"mixed", b"plain", "plain\npage"),
     ):
         assert read_here(head % kind + plain % text + page, "a.eml").text == f"Subject: s\n\n{expected}"
+
+
+@pytest.mark.parametrize("kind", ["calendar", "x-amp-html"])
+def test_longer_alternatives_of_an_email_that_programs_do_not_show_are_not_read(kind: str) -> None:
+    head = "Subject: s\nMIME-Version: 1.0\nContent-Type: multipart/alternative; boundary=b\n\n"
+    parts = {"plain": "lunch at noon", kind: "BEGIN:VCALENDAR\n" * 9, "html": "<p>lunch at noon"}
+    body = "".join(f"--b\nContent-Type: text/{each}\n\n{text}\n" for each, text in parts.items())
+    assert read_here((head + body + "--b--\n").encode(), "a.eml").text == "Subject: s\n\nlunch at noon"
 
 
 def test_a_forwarded_email_is_read_with_its_sender() -> None:

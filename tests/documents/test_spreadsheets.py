@@ -87,6 +87,8 @@ def test_errors_and_units_of_xls_are_read(form: str) -> None:
         damaged = made[:at] + bytes(each ^ 0xFF for each in made[at : at + 4]) + made[at + 4 :]
         tables._ShownInXLS(damaged).cells(0, "S")
         list(tables._ShownInXLS(damaged).cells(0, "S"))
+    further = struct.pack("<I", len(made) // 512 - 1)  # a sector of which two bytes are left
+    assert not list(tables._ShownInXLS(made[:68] + further + made[72:] + b"\0\0").cells(0, "S"))
 
 
 def test_cells_with_struck_text_are_marked() -> None:

@@ -30,6 +30,7 @@ from notso.documents.plain import decode_guessing
 from notso.documents.tables import format_number, line_of, markdown_lines, read_spreadsheet
 from notso.documents.values import UnreadableError, check_pages
 
+_STYLE_NAME = re.compile(rb"""style-name=["']([^"'<>]*)""")
 MAX_REPEATED = 1_000
 """Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
 numbers."""
@@ -245,14 +246,13 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     archive, styles = Archive(file), _ODFStyles()
     styles.read(optional_events(archive, "styles.xml"), "automatic-styles")
     styles.read(optional_events(archive, "content.xml"), "body")
-    names = [re.escape(each.encode()) for each, form in styles.forms.items() if form is not str]
-    formed = re.compile(rb"""style-name=["'](?:%b)["']""" % b"|".join(names))
+    names = {each.encode() for each, form in styles.forms.items() if form is not str}
     start = next(archive.pieces("content.xml"), b"") if names and "content.xml" in archive.names else b""
     root = re.search(rb"<([\w:-]+document-content)\b[^<>]*>", start)  # with the declarations of namespaces
 
     def read_text(cell: bytes) -> str:
         with suppress(UnreadableError):
-            if root is not None and formed.search(cell):
+            if root is not None and not names.isdisjoint(_STYLE_NAME.findall(cell)):
                 return "\n".join(_odf_pages(styles, xml_events(iter((b"%b%b</%b>" % (root[0], cell, root[1]),)))))
         return ""
 

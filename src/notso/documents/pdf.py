@@ -6,14 +6,15 @@ import re
 import struct
 import sys
 import zlib
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
-from notso.documents.formulas import SLASHES, raised
+from notso.documents.formulas import raised
 from notso.documents.values import (
     MAX_CHARACTERS,
     MIB,
@@ -44,6 +45,7 @@ _DIGITS = re.compile(r"\d+")
 _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\ufdfb\ufe70-\ufefc]{2,}")
 # A number, with the line breaks before and after it.
 _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
+_DENOMINATOR = re.compile("[/\u2044][0-9]+")
 # Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
 # Text beside a drop cap is lower than a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
@@ -193,14 +195,26 @@ class _PageText:
 
     def _field_values(self, fields: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
         # Moves values, which PDFium returns after the other text, to the nearest text in the same line.
-        letters = [(at, self.box(at)) for at, letter in enumerate(self.text) if not letter.isspace()]
-        values = [[at for at, letter in letters if _is_within(letter, box)] for box, _ in fields]
-        others = [each for each in letters if each[0] not in {*chain(*values)}]
+        boxes = ((at, self.box(at)) for at, letter in enumerate(self.text) if not letter.isspace())
+        letters = sorted(((box[1] + box[3]) / 2, at, box) for at, box in boxes)
+
+        def line_of(box: Box) -> Sequence[tuple[float, int, Box]]:
+            start, end = (
+                bisect_right(letters, box[1], key=itemgetter(0)),
+                bisect_left(letters, box[3], key=itemgetter(0)),
+            )
+            return letters[start:end]
+
+        values, taken = list[list[int]](), set[int]()  # a letter is in one field, even if others overlap it
+        for box, _ in fields:
+            within = (at for _, at, letter in line_of(box) if box[0] < (letter[0] + letter[2]) / 2 < box[2])
+            values.append(sorted(at for at in within if at not in taken))
+            taken.update(values[-1])
         for (box, mark), places in sorted(zip(fields, values, strict=True)):
             beside = [
                 (max(letter[0] - box[2], box[0] - letter[2]), letter[2] < box[2], at)
-                for at, letter in others
-                if box[1] < (letter[1] + letter[3]) / 2 < box[3]
+                for _, at, letter in line_of(box)
+                if at not in taken
             ]
             distance, is_left, at = min(beside, default=(MAX_DISTANCE, True, len(self.text) - 1))
             start, end = (places[0], places[-1] + 1) if places else (0, 0)
@@ -230,30 +244,24 @@ class _PageText:
                             last, space = end + 2, " " * (after[0] - self.box(end - 1)[2] > gap)
                     before = self.text[(number.start() if at == begin else at) - 1]
                     text = self.text[at:end] if not before.isdecimal() else f"_{self.text[at:end]}"
-                    if is_raised and self._is_fraction(last, box):
-                        text = text.replace("_", " ")
+                    slash, last = last, max(last, self._denominator_end(last, box) if is_raised else 0)
+                    if last > slash and self.box(slash + 1)[1] < box[1] - MIN_RISE * _height(box):
+                        text, last = text.replace("_", " "), slash  # a mixed fraction
                     elif is_raised:
-                        text = raised(self.text[at:end])
+                        text = raised(self.text[at:end] + self.text[slash:last])
                     yield first, last, text + space
                     break
                 base = box
 
-    def _is_fraction(self, at: int, numerator: Box) -> bool:
-        # Returns whether a slash and a digit of the same size follow.
+    def _denominator_end(self, at: int, numerator: Box) -> int:
+        # Returns the end of the number if a slash and a digit of the same size follow, otherwise 0.
+        number = _DENOMINATOR.match(self.text, at)
         sizes = _height(numerator), _height(self.box(at + 1))
-        return (
-            self.text[at : at + 1] in SLASHES
-            and self.text[at + 1 : at + 2].isdecimal()
-            and min(sizes) > MAX_SUPERSCRIPT_HEIGHT * max(sizes)
-        )
+        return number.end() if number and min(sizes) > MAX_SUPERSCRIPT_HEIGHT * max(sizes) else 0
 
 
 def _height(box: Box) -> float:
     return box[3] - box[1]
-
-
-def _is_within(box: Box, outer: Box) -> bool:
-    return outer[0] < (box[0] + box[2]) / 2 < outer[2] and outer[1] < (box[1] + box[3]) / 2 < outer[3]
 
 
 def _is_in_line(box: Box, base: Box) -> bool:

@@ -67,7 +67,8 @@ _KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
 _FOLD = re.compile(rb"\r?\n[ \t]")
 _QUOTED_PRINTABLE = re.compile(
-    rb"^([^:\r\n]*;(?:ENCODING=)?QUOTED-PRINTABLE(?:;[^:\r\n]*)?:)((?:=\r?\n|[^\r\n])*)", re.MULTILINE | re.IGNORECASE
+    rb"^(?=[^:\r\n]*;(?:ENCODING=)?QUOTED-PRINTABLE[;:])([^:\r\n]*:)((?:[^\r\n]*=\r?\n)*[^\r\n]*)",
+    re.MULTILINE | re.IGNORECASE,
 )
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
@@ -325,7 +326,7 @@ def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
         parts: Any = part.get_payload()
         texts = [_texts(each, attached) for each in parts]
         if part.get_content_subtype() == "alternative":
-            return _best_alternative(texts)
+            return _best_alternative(parts, texts)
         if part.get_content_type() == "message/rfc822":  # a forwarded message
             texts = [[*_header_lines(each), "", *own] for each, own in zip(parts, texts, strict=True)]
         return list(chain.from_iterable(texts))
@@ -335,12 +336,14 @@ def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
     return [html_text(_content(part))[1] if part.get_content_subtype() == "html" else _content(part)]
 
 
-def _best_alternative(texts: Sequence[list[str]]) -> list[str]:
-    # Plain text comes first, but may only ask to open the message in another program.
+def _best_alternative(parts: Sequence[EmailMessage], texts: Sequence[list[str]]) -> list[str]:
+    # Plain text comes first, but may only ask to open the message in another program. Other parts than HTML, such as
+    # calendars, have many words that programs do not show.
     words = [len(_WORD.findall(" ".join(each))) for each in texts]
     best = next((at for at, count in enumerate(words) if count), 0)
-    for at, count in enumerate(words):
-        best = at if count > MANY_MORE_WORDS * words[best] else best
+    for at, part in enumerate(parts):
+        is_page = part.is_multipart() or part.get_content_subtype() == "html"
+        best = at if is_page and words[at] > MANY_MORE_WORDS * words[best] else best
     return texts[best] if texts else []
 
 

@@ -54,11 +54,13 @@ _ODS_PLACE = re.compile(
 _ODS_UNIT = re.compile(
     rb"""value-type=["'](?:(percentage)|currency["'].{0,200}?currency=["']([^"'<>&]{1,9})["'])""", re.DOTALL
 )
-_ODS_ERROR = re.compile(rb"""value-type=["']error["'][^<>]*>\s*<text:p>([^<>]{1,100})<""")
+_ODS_ERROR_TYPE = re.compile(rb"""value-type=["']error["']""")
+_ODS_ERROR = re.compile(rb"\s*<text:p>([^<>]{1,100})<")
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # repetitions of a cell
 _MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # characters
+_SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^]]*\]|[^;])*')  # of a number format
 _MAX_STYLES = 100  # in a pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
@@ -344,7 +346,9 @@ class _ShownInArchive(_Shown):
             elif name == b"table-row" and not end:
                 column, times, added = 0, _repeated(attributes), []
             elif name != b"table-row" and not end:
-                found, error = _ODS_UNIT.search(attributes), _ODS_ERROR.search(attributes + b">" + content)
+                found, error = _ODS_UNIT.search(attributes), None
+                if _ODS_ERROR_TYPE.search(attributes):
+                    error = _ODS_ERROR.match(content)
                 unit = "" if found is None else "%" if found[1] else found[2].decode("utf-8", "replace")
                 text = error[1].decode("utf-8", "replace") if error is not None else self._read_ods_text(content)
                 columns = _repeated(attributes)
@@ -366,7 +370,7 @@ class _ShownInXLS(_Shown):
     def __init__(self, data: bytes) -> None:
         super().__init__()
         self._workbook, self._starts = b"", list[int]()
-        with suppress(struct.error, LookupError):  # the library reports damaged files
+        with suppress(struct.error, LookupError, ValueError):  # the library reports damaged files
             self._workbook = _ole_stream(data, ("Workbook", "Book"))
             units, version, fonts, struck = dict(_UNITS), 0, 0, set[int]()
             for kind, content in self._records(0):
@@ -545,17 +549,26 @@ def _with_unit(value: float, unit: str) -> str:
 def _unit(form: str) -> str:
     # Returns the percent sign, the text with a currency (such as "k€"), or the unit after the number (such as "kg"),
     # that a format adds to positive numbers.
-    form = (re.match(r'(?:"[^"]*"|[\\_*].|\[[^]]*\]|[^;])*', form[:_MAX_FORMAT]) or [""])[0]
+    sections, form = form[:_MAX_FORMAT], (_SECTION.match(form[:_MAX_FORMAT]) or [""])[0]
     if re.search(r"\[[<>=]", form):  # the unit depends on the number
         return ""
     marks = re.sub(r'"[^"]*"|[\\_*].|\[[^]]*\]', "", form)
     if "%" in marks:
         return "%"
-    text = re.sub(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^][-]*+))?[^][]*\]|General|[#0?.,()+-]', r"\1\2\3", form).strip()
+    text, negative = (
+        re.sub(r'"([^"]*)"|\\(.)|[_*].|\[(?:\$([^][-]*+))?[^][]*\]|General|[#0?.,()+-]', r"\1\2\3", each).strip()
+        for each in (form, (_SECTION.match(sections, len(form) + 1) or [""])[0])
+    )
     is_currency = re.search("[$€£¥₩₹₽]", text) or re.search(r"\[\$[^]-]", form)
-    is_after = re.match(r'(?:[_*].|\\ |\[[^]]*\]|"\s*"|[\s(+-])*(?:[#0?]|General)', form)
+    places = re.sub(
+        r'"([^"]*)"|\\(.)|[_*].|\[[^]]*\]', lambda found: "x" if (found[1] or found[2] or "").strip() else "", form
+    )
     is_unit = (
-        is_after and re.search(r"[^\W\d_]|[°‰′″]", text) and re.fullmatch(r"(?:General|[#0?.,\s()+°‰′″-])+", marks)
+        re.search(r"[^\W\d_]|[°‰′″]", text)
+        and not re.match(r"[\d.,]", text)  # 5"000k" is 5000k
+        and negative in ("", text)  # not Cr and Dr
+        # Digits after the text belong to the number, as in 1h30.
+        and re.fullmatch(r"[\s(+-]*(?:[#0?][#0?.,\s]*+|General)[\sx()°‰′″+-]*", places)
     )
     is_scaled = re.search("[#0?],+(?![#0?,])", marks)  # shows 5 for 5,000
     return text if (is_currency or is_unit) and not is_scaled and re.fullmatch(r"\S{1,9}", text) else ""

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from notso.documents.archives import Archive, XMLEvent, outside, xml_events
 from notso.documents.formulas import (
+    MAX_DEPTH,
     MAX_LEVEL,
     SCRIPTS,
     ListLevel,
@@ -405,7 +406,7 @@ def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
             in_instruction = start
         elif event.name in ("fldChar", "fldSimple") and start:
             match event.attributes.get("fldCharType"):
-                case "begin":
+                case "begin" if len(fields) < MAX_DEPTH:
                     fields.append(False)
                 case "separate" | "end" as kind if fields:
                     fields[-1:] = [True] * (kind == "separate")
