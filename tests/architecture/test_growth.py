@@ -46,6 +46,7 @@ OPTIONAL = {"llguidance", "ray", "psycopg", "redis", "valkey", "peft", "torch", 
 OLD_VOLATILE_LINE = r"x-anthropic-billing-header:(?:[ \t]*[a-z_]+=[\w.\-]*;?)+[ \t]*(?:\n|\Z)"
 OLD_PIECE = r"\\u\{[^}]*\}|\\[\s\S]|\[(?:\\[\s\S]|[^\]\\])*\]|[\s\S]"
 OLD_LITERAL = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*'
+OLD_ERROR = r"""value-type=["']error["'][^<>]*>"""
 OLD_DECORATION = r"""^(?:title|name)\s*:\s*|[\s\"'*_`#“”.]+$|^[\s\"'*_`#“”]+"""
 
 
@@ -198,7 +199,7 @@ def attacks(pattern: re.Pattern[Any]) -> list[Callable[[int], str]]:
     pumps: dict[tuple[str, str], None] = {}
     for before, part, grows in parts_of(tree):
         for text in samples(part):
-            pumps |= {(before, text): None} if grows else {}
+            pumps |= {(before, text): None, ("", before): None} if grows else {}  # a start without its end
             pumps[("", text)] = None
     for text in samples(tree):
         pumps[("", text)] = None
@@ -359,7 +360,13 @@ def test_pattern_time_grows_in_proportion_to_text_length() -> None:
 
 @pytest.mark.parametrize(
     ("source", "method"),
-    [(OLD_VOLATILE_LINE, "match"), (OLD_PIECE, "findall"), (OLD_LITERAL, "sub"), (OLD_DECORATION, "sub")],
+    [
+        (OLD_VOLATILE_LINE, "match"),
+        (OLD_PIECE, "findall"),
+        (OLD_LITERAL, "sub"),
+        (OLD_DECORATION, "sub"),
+        (OLD_ERROR, "search"),
+    ],
 )
 def test_ambiguous_or_quadratic_pattern_is_detected(source: str, method: str) -> None:
     with pytest.raises(GrowthError):

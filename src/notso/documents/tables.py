@@ -60,7 +60,7 @@ _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # repetitions of a cell
 _MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # characters
-_SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^]]*\]|[^;])*')  # of a number format
+_SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # of a number format
 _MAX_STYLES = 100  # in a pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
@@ -526,7 +526,7 @@ def format_number(text: str, form: str, is_1904: bool = False) -> str:
 
     is_1904: dates are counted from 1904.
     """
-    letters = re.sub(r'"[^"]*"|[\\_*].|\[(?![hmsHMS]+\])[^]]*\]|General', "", form[:_MAX_FORMAT])
+    letters = re.sub(r'"[^"]*"|[\\_*].|\[(?![hmsHMS]+\])[^][]*\]|General', "", form[:_MAX_FORMAT])
     has_time = re.search("(?i)[hs]", letters)
     try:
         number = float(text)
@@ -552,7 +552,7 @@ def _unit(form: str) -> str:
     sections, form = form[:_MAX_FORMAT], (_SECTION.match(form[:_MAX_FORMAT]) or [""])[0]
     if re.search(r"\[[<>=]", form):  # the unit depends on the number
         return ""
-    marks = re.sub(r'"[^"]*"|[\\_*].|\[[^]]*\]', "", form)
+    marks = re.sub(r'"[^"]*"|[\\_*].|\[[^][]*\]', "", form)
     if "%" in marks:
         return "%"
     text, negative = (
@@ -561,7 +561,7 @@ def _unit(form: str) -> str:
     )
     is_currency = re.search("[$€£¥₩₹₽]", text) or re.search(r"\[\$[^]-]", form)
     places = re.sub(
-        r'"([^"]*)"|\\(.)|[_*].|\[[^]]*\]', lambda found: "x" if (found[1] or found[2] or "").strip() else "", form
+        r'"([^"]*)"|\\(.)|[_*].|\[[^][]*\]', lambda found: "x" if (found[1] or found[2] or "").strip() else "", form
     )
     is_unit = (
         re.search(r"[^\W\d_]|[°‰′″]", text)

@@ -130,8 +130,12 @@ DETAILS, END_OF_DETAILS = '<details type="', "</details>"
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")  # ChatGPT's references to search results
 _UNEXPECTED = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
-_LLAMA_REASONING = re.compile(r"<<<reasoning_content_start>>>(.*?)<<<reasoning_content_end>>>\s*", re.DOTALL)
-_LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL)
+_LLAMA_REASONING = re.compile(
+    r"<<<reasoning_content_start>>>((?:(?!<<<reasoning_content_start>>>).)*?)<<<reasoning_content_end>>>\s*", re.DOTALL
+)
+_LLAMA_CALL = re.compile(
+    r"<<<AGENTIC_TOOL_CALL_START>>>(?:(?!<<<AGENTIC_TOOL_CALL_START>>>).)*?<<<AGENTIC_TOOL_CALL_END>>>\s*", re.DOTALL
+)
 
 
 class ExportReader:
