@@ -255,9 +255,10 @@ class _PageText:
 
     def _denominator_end(self, at: int, numerator: Box) -> int:
         # Returns the end of the number if a slash and a digit of the same size follow, otherwise 0.
-        number = _DENOMINATOR.match(self.text, at)
+        if (number := _DENOMINATOR.match(self.text, at)) is None:
+            return 0
         sizes = _height(numerator), _height(self.box(at + 1))
-        return number.end() if number and min(sizes) > MAX_SUPERSCRIPT_HEIGHT * max(sizes) else 0
+        return number.end() if min(sizes) > MAX_SUPERSCRIPT_HEIGHT * max(sizes) else 0
 
 
 def _height(box: Box) -> float:
