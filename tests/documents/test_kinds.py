@@ -516,6 +516,11 @@ def test_superscripts_and_struck_text_of_odt_styles_are_read() -> None:
     assert read_here(odt("", **{"content.xml": content}), "a.odt").text.split("\n\n") == ["10⁶ a", "~~100 90~~ 80", "b"]
 
 
+def test_cells_and_blocks_of_html_are_not_superscripts() -> None:
+    page = b"<style>.x{vertical-align:super}</style><p class=x>In 2024<table><tr class=x><td class=x>10<td class=x>20"
+    assert read_here(page, "a.html").text == "In 2024\n\n| 10 | 20 |\n| --- | --- |"
+
+
 def test_fields_within_instructions_of_docx_are_not_shown() -> None:
     begin, separate, end = (f'<w:r><w:fldChar w:fldCharType="{each}"/></w:r>' for each in ("begin", "separate", "end"))
     code, text = "<w:r><w:instrText> {} </w:instrText></w:r>", "<w:r><w:t>{}</w:t></w:r>"

@@ -150,7 +150,9 @@ class _Text(HTMLParser):
 
     def _form(self, tag: str, values: Mapping[str, str | None]) -> type[str] | None:
         classes = (self._class_forms.get(each) for each in (values.get("class") or "").split())
-        return _style_form(values.get("style") or "") or next(filter(None, classes), None) or _FORMS.get(tag)
+        form = _style_form(values.get("style") or "") or next(filter(None, classes), None) or _FORMS.get(tag)
+        is_inline = tag not in _BLOCKS and tag not in ("tr", "td", "th")  # others cannot be raised or lowered
+        return form if is_inline or form is Struck else None
 
     def _close_before(self, tag: str) -> None:
         # Closes the elements that end where this one starts.
