@@ -143,6 +143,7 @@ def test_superscripts_of_pdf_do_not_change_numbers(shown: bytes, text: str) -> N
         (8, 0, b"(19) Tj %s (99) Tj %s ( EUR) Tj", "1999 EUR"),
         (8, 5, b"(3) Tj %s (1) Tj 0 Ts /F1 12 Tf (/) Tj /F1 8 Tf (2) Tj %s ( cups) Tj", "3 1/2 cups"),
         (8, 5, b"(10) Tj %s (3) Tj %s (/2) Tj", "10\u00b3/2"),
+        (8, -3, b"(log) Tj %s (10) Tj %s (100) Tj", "log10 100"),
         (8, 5, b"(In 2020) Tj %s (1) Tj %s", "In 2020\u00b9"),  # at the end of the page
         (8, 5, b"(2) Tj %s (1/12) Tj %s ( as a factor) Tj", "2^(1/12) as a factor"),
     ],

@@ -692,6 +692,7 @@ def test_percentages_currencies_and_durations_of_xlsx_are_read() -> None:
             ('0" Cr";0" Dr"', ""),
             ('0" kg";[Red]-0" kg"', "kg"),
             ('0" " "kg";;', "kg"),
+            ('0" kg";\\-0" kg"', "kg"),
         ),
     ],
 )

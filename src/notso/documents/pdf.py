@@ -237,8 +237,10 @@ class _PageText:
                 box = self.box(at)
                 is_raised = _is_superscript(box, base)
                 if is_raised or _is_subscript(box, base):
+                    larger = _height(box) / MAX_SUPERSCRIPT_HEIGHT
+                    end = next((each for each in range(at + 1, end) if _height(self.box(each)) > larger), end)
                     first, last, space = number.start() if at == begin else at, end, ""
-                    if number[3] and end + 2 < len(self.text):
+                    if number[3] and end == number.end() and end + 2 < len(self.text):
                         after, gap = self.box(end + 2), MIN_SPACE * _height(base)
                         if _is_in_line(after, base) and after[0] >= box[0]:
                             last, space = end + 2, " " * (after[0] - self.box(end - 1)[2] > gap)
@@ -249,7 +251,7 @@ class _PageText:
                         text, last = text.replace("_", " "), slash  # a mixed fraction
                     elif is_raised:
                         text = raised(self.text[at:end] + self.text[slash:last])
-                    yield first, last, text + space
+                    yield first, last, text + (" " if self.text[last : last + 1].isdecimal() else space)
                     break
                 base = box
 

@@ -60,6 +60,7 @@ _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # repetitions of a cell
 _MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # characters
+_SIGNS = "-\u2212() "
 _SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # of a number format
 _MAX_STYLES = 100  # in a pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
@@ -566,7 +567,7 @@ def _unit(form: str) -> str:
     is_unit = (
         re.search(r"[^\W\d_]|[°‰′″]", text)
         and not re.match(r"[\d.,]", text)  # 5"000k" is 5000k
-        and negative in ("", text)  # not Cr and Dr
+        and negative.strip(_SIGNS) in ("", text.strip(_SIGNS))  # not Cr and Dr
         # Digits after the text belong to the number, as in 1h30.
         and re.fullmatch(r"[\s(+-]*(?:[#0?][#0?.,\s]*+|General)[\sx()°‰′″+-]*", places)
     )
