@@ -1,6 +1,7 @@
 """API keys, usage and audit logs in a separate SQLite file, to which several processes may write.
 
-The file uses a rollback journal because older versions of SQLite have a bug in WAL mode with two writers (see connection.py).
+The file uses a rollback journal because older versions of SQLite have a bug in WAL mode with two writers (see
+connection.py).
 """
 
 from __future__ import annotations
