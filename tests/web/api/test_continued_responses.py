@@ -153,7 +153,8 @@ def test_unfinished_response_is_not_reported_as_unknown(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     unfinished = UnfinishedResponse("resp_1", "local", "{}", "[]", 7, 500)
     server.on_loop(lambda: server.shared.store.records.add_unfinished_response(unfinished, "a stopped process"))
-    assert server.client.get("/v1/responses/resp_1").json()["status"] == "queued"
+    waiting = server.client.get("/v1/responses/resp_1").json()
+    assert (waiting["status"], waiting["background"], waiting["completed_at"]) == ("queued", True, None)
     chained = {"input": "Hello", "previous_response_id": "resp_1"}
     for answer in (
         server.client.post("/v1/responses/resp_1/cancel"),
@@ -164,6 +165,30 @@ def test_unfinished_response_is_not_reported_as_unknown(start: Start) -> None:
     ):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
         assert answer.headers["retry-after"] == "2"
+
+
+def test_unfinished_response_has_the_fields_of_a_finished_one(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    format = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    body = {
+        "input": "Hi",
+        "instructions": "Repl\\ud800y.",  # after an escape: a lone surrogate
+        "max_output_tokens": 9.0,
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "text": {"format": format},
+        "top_p": 0.5,
+    }
+    text = json.dumps(body).replace("\\\\", "\\")
+    headers = {"content-type": "application/json"}
+    finished = server.client.post("/v1/responses", content=text, headers=headers).json()
+    unfinished = UnfinishedResponse("resp_1", "local", text, "[]", 7, 500)
+    server.on_loop(lambda: server.shared.store.records.add_unfinished_response(unfinished, "a stopped process"))
+    waiting = server.client.get("/v1/responses/resp_1").json()
+    assert waiting.keys() == finished.keys()
+    changed = ("id", "created_at", "completed_at", "status", "incomplete_details", "model", "output", "usage")
+    for name in waiting.keys() - {*changed, "background"}:
+        assert waiting[name] == finished[name], name
 
 
 def other_arithmetic() -> Engine:
@@ -196,7 +221,8 @@ def test_response_whose_events_were_read_fails_when_model_differs(start: Start, 
     assert server.client.get(f"/v1/responses/{id}?stream=true").status_code == 200
     again = start(other_arithmetic, data_dir=left).ready()
     again.wait(lambda: again.client.get(f"/v1/responses/{id}").json().get("status") not in ("queued", "in_progress"))
-    assert again.client.get(f"/v1/responses/{id}").json()["status"] == "failed"
+    failed = again.client.get(f"/v1/responses/{id}").json()
+    assert (failed["status"], failed["max_output_tokens"], failed["tools"]) == ("failed", 80, [])
 
 
 def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> None:

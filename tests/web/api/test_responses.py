@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall, ToolName
+from notso.web.api.responses import stream
+from notso.web.api.responses.request import parse_response_request
 from notso.web.api.shared.api_request import IGNORED
 from notso.web.store.sql import store
 from notso.web.values.settings import Settings
@@ -205,8 +208,9 @@ def test_input_items_are_converted_to_engine_request(start: Start) -> None:
 def test_response_has_all_fields_that_strict_clients_require(start: Start) -> None:
     """OpenRouter's clients and the types of Open Responses reject responses without them."""
     server = start(ScriptedEngine(tricky)).ready()
-    bare = {key: value for key, value in TOOL.items() if key not in ("description", "strict")}
-    body = {"input": "Hi", "tools": [bare], "prompt_cache_key": "a", "safety_identifier": "b"}
+    bare = {"type": "function", "name": "add"}
+    group = {"type": "namespace", "name": "files", "description": "Files.", "tools": [bare]}
+    body = {"input": "Hi", "tools": [bare, group], "prompt_cache_key": "a", "safety_identifier": "b"}
     whole = server.client.post(URL, json=body).json()
     lines = re.findall(r"^data: (.*)$", server.client.post(URL, json=body | {"stream": True}).text, re.MULTILINE)
     first, last = (json.loads(lines[at])["response"] for at in (0, -1))
@@ -215,8 +219,43 @@ def test_response_has_all_fields_that_strict_clients_require(start: Start) -> No
         assert each["completed_at"] >= each["created_at"]
     for each in (whole, first, last):
         assert (each["frequency_penalty"], each["presence_penalty"], each["top_logprobs"]) == (0, 0, 0)
-        assert (each["prompt_cache_key"], each["safety_identifier"]) == ("a", "b")
-        assert each["tools"] == [bare | {"description": None, "strict": None}]
+        assert (each["prompt_cache_key"], each["safety_identifier"], each["user"]) == ("a", "b", None)
+        assert (each["temperature"], each["top_p"]) == (0.6, 0.95)
+        tool = bare | {"description": None, "parameters": None, "strict": None}
+        assert each["tools"] == [tool, group | {"tools": [tool]}]
+
+
+def test_response_repeats_all_fields_of_its_format(start: Start) -> None:
+    server = start(ScriptedEngine(lambda *_: say("{}"))).ready()
+    format = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    for given, repeated in (({}, (None, False)), ({"description": "An x.", "strict": True}, ("An x.", True))):
+        body = {"input": "Hi", "text": {"format": format | given}}
+        found = server.client.post(URL, json=body).json()["text"]["format"]
+        assert found == format | dict(zip(("description", "strict"), repeated, strict=True))
+
+
+def test_response_reports_sampling_defaults_of_model_file(start: Start) -> None:
+    engine = ScriptedEngine()
+    engine.info = replace(engine.info, sampling={"temperature": 0.25})
+    found = start(engine).ready().client.post(URL, json={"input": "Hi", "top_p": 0.5}).json()
+    assert (found["temperature"], found["top_p"]) == (0.25, 0.5)
+
+
+def test_completed_at_is_when_response_ended_even_after_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usage of a continued response covers only the process that ends it. A client that resumes a stream gets the
+    same time again."""
+    request = parse_response_request({"input": "Hi"})
+
+    async def save(*_: object) -> None: ...
+
+    monkeypatch.setattr(stream, "current_ms", lambda: 90_999)
+    first = stream.ResponseSerializer(request, ScriptedEngine().info, "resp_1", save, 5)
+    copies = first, first.fresh_copy()
+    for each in copies:
+        assert each.body()["completed_at"] is None
+        list(each.feed(0, Event("end", finish_reason="stop")))
+        assert (each.body()["created_at"], each.body()["completed_at"]) == (5, 90)
+        monkeypatch.setattr(stream, "current_ms", lambda: 200_000)
 
 
 def test_function_call_output_continues_from_tool_call(start: Start) -> None:

@@ -55,6 +55,7 @@ from notso.web.api.responses.fields import (
     WebSearchCallItem,
 )
 from notso.web.api.shared.api_request import ApiRequest, last_user_message
+from notso.web.api.shared.background import echoed_fields
 from notso.web.api.shared.given_documents import RequestDocument, RequestDocuments
 from notso.web.api.shared.serializer import as_json
 from notso.web.api.shared.services import ApiServices
@@ -240,7 +241,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         store=fields.store is not False,
         background=bool(fields.background),
         search=_search(fields),
-        echoed=_echoed_fields(fields, body, sampling),
+        echoed=echoed_fields(body),
     )
     return api_request.continue_from(())
 
@@ -378,36 +379,6 @@ def _grammar(fields: ResponseFields) -> Grammar | None:
         case SchemaFormat(schema_=schema):
             return schema_grammar(NAMES["response_format"], schema)
     return None
-
-
-def _echoed_fields(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    tools = [
-        each | {"description": each.get("description"), "strict": each.get("strict")}
-        if each.get("type") == "function"
-        else each
-        for each in body.get("tools") or []
-    ]
-    return {
-        "frequency_penalty": 0,
-        "instructions": fields.instructions,
-        "max_output_tokens": fields.max_output_tokens,
-        "max_tool_calls": fields.max_tool_calls,
-        "metadata": fields.metadata or {},
-        "parallel_tool_calls": fields.parallel_tool_calls is not False,
-        "presence_penalty": 0,
-        "previous_response_id": fields.previous_response_id or None,
-        "prompt_cache_key": fields.prompt_cache_key,
-        "reasoning": {"effort": fields.reasoning.effort if fields.reasoning else None, "summary": None},
-        "safety_identifier": fields.safety_identifier,
-        "store": fields.store is not False,
-        "temperature": sampling["temperature"],
-        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": tools,
-        "top_logprobs": fields.top_logprobs or 0,
-        "top_p": sampling["top_p"],
-        "truncation": fields.truncation or "disabled",
-    }
 
 
 MAX_QUERY_CHARACTERS = 2_000

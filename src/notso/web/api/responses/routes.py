@@ -41,7 +41,6 @@ from notso.web.api.shared.services import ApiServices, Services, api_services
 from notso.web.api.shared.serving import Owner, count_prompt_tokens, reread_stream, respond
 from notso.web.edge.access import GUARDED, owner_of
 from notso.web.edge.errors import ApiError
-from notso.web.engine.model_names import model_id
 from notso.web.store.protocol import StoredResponse
 
 stored_router = APIRouter()
@@ -76,7 +75,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     if await services.shared.store.response(owner, response_id) is None:
         unfinished = await services.shared.store.records.unfinished_response(owner, response_id)
         if unfinished is not None:
-            return JSONResponse(queued_body(unfinished), headers=headers)
+            return await large_response(lambda: queued_body(unfinished), headers)
     stored = await get_response(services, owner, response_id, "response_id")
     return await large_response(lambda: stored.body, headers)
 
@@ -190,9 +189,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
         await asyncio.shield(saved)
 
-    return await respond(
-        request, api_request, lambda info: ResponseSerializer(api_request, model_id(info), name, save, created)
-    )
+    return await respond(request, api_request, lambda info: ResponseSerializer(api_request, info, name, save, created))
 
 
 @router.post("/v1/responses/input_tokens", dependencies=[GUARDED])

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from notso.documents.citations import MarkedQuoteParser, QuotedSpan
-from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
+from notso.smollm3 import Event, Message, ModelInfo, TokenLogprob, ToolCall, Usage
 from notso.web.api.responses.request import ResponseRequest, item_id, to_annotation
 from notso.web.api.shared.completion import logprob_entries
 from notso.web.api.shared.serializer import PRELIMINARY_KINDS, Serializer, named_event
 from notso.web.edge.errors import ApiError
+from notso.web.engine.model_names import model_id
+from notso.web.values.durations import current_ms
 
 SaveResponse = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Function that stores a finished response and the conversation that a later response may continue."""
@@ -21,12 +23,22 @@ SaveResponse = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 class ResponseSerializer(Serializer):
     """Writes the events from response.created to response.completed, .incomplete or .failed."""
 
-    def __init__(self, api_request: ResponseRequest, model: str, id: str, save: SaveResponse, created: int) -> None:
+    def __init__(
+        self,
+        api_request: ResponseRequest,
+        info: ModelInfo,
+        id: str,
+        save: SaveResponse,
+        created: int,
+        times: dict[str, int] | None = None,
+    ) -> None:
         self.id = id
         self.request = api_request
-        self._model = model
+        self._info = info
         self._save = save
         self._created = created
+        # Shared by all copies, so that a client that resumes a stream gets the same `completed_at` again.
+        self._times = {} if times is None else times
         self._output: list[dict[str, Any]] = []
         self._is_open = self._is_cancelled = False
         self._status = "queued" if api_request.background else "in_progress"
@@ -41,7 +53,7 @@ class ResponseSerializer(Serializer):
         self._quote_parser = MarkedQuoteParser() if search is not None and search.documents.has_quotable else None
 
     def fresh_copy(self) -> ResponseSerializer:
-        return ResponseSerializer(self.request, self._model, self.id, self._save, self._created)
+        return ResponseSerializer(self.request, self._info, self.id, self._save, self._created, self._times)
 
     def initial_events(self) -> Iterator[bytes]:
         yield self._sse_event("response.created", response=self.body())
@@ -82,6 +94,7 @@ class ResponseSerializer(Serializer):
                     yield from self._write_cited([rest], [])
                 whole = event.finish_reason not in ("length", "cancelled")
                 self._status = "completed" if whole else "incomplete"
+                self._times.setdefault("completed_at", current_ms() // 1000)
                 self._is_cancelled = self.request.background and event.finish_reason == "cancelled"
                 yield from self._close_item()
 
@@ -147,20 +160,24 @@ class ResponseSerializer(Serializer):
 
     def body(self) -> dict[str, Any]:
         cut = self._status == "incomplete" and not self._is_cancelled
+        params, echoed = self.request.params[0].with_defaults(self._info.sampling), dict(self.request.echoed)
+        for name in ("temperature", "top_p"):
+            if echoed[name] is None:
+                echoed[name] = getattr(params, name)
         return {
             "id": self.id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": self._completed_at() if self._status == "completed" else None,
+            "completed_at": self._times["completed_at"] if self._status == "completed" else None,
             "status": "cancelled" if self._is_cancelled else self._status,
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "model": self._model,
+            "model": model_id(self._info),
             "output": [dict(item) for item in self._output],
             "usage": self._usage_body(),
             "background": self.request.background,
             "service_tier": "default",
-            **self.request.echoed,
+            **echoed,
         }
 
     @property
@@ -251,11 +268,6 @@ class ResponseSerializer(Serializer):
         self._sequence += 1
         is_whole = event.endswith((".done", ".completed", ".incomplete", ".failed"))
         return named_event(event, {"type": event, "sequence_number": self._sequence, **fields}, is_whole=is_whole)
-
-    def _completed_at(self) -> int:
-        # Not the current time: a client that resumes a stream gets the same value again.
-        usage = self._usage or Usage(0, 0)
-        return self._created + int((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1_000)
 
     def _usage_body(self) -> dict[str, Any] | None:
         usage = self._usage

@@ -124,7 +124,7 @@ COMPONENTS: dict[str, Any] = {
         "usage": "object?",
         "background parallel_tool_calls store": "boolean",
         "instructions previous_response_id": "string?",
-        "prompt_cache_key safety_identifier": "string?",
+        "prompt_cache_key safety_identifier user": "string?",
         "completed_at max_output_tokens max_tool_calls": "integer?",
         "top_logprobs": "integer",
         "frequency_penalty presence_penalty": "number",

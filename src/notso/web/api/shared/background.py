@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope
 
 from notso.smollm3 import NotsoError, Replay
 from notso.text_file import decode_text
+from notso.web.api.request_fields.fields import parse_repaired
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.receipts import with_seed_and_token_ids
 from notso.web.api.shared.resumable import ResumableStream
@@ -260,9 +261,10 @@ class BackgroundResponses:
 
     async def _fail(self, unfinished: UnfinishedResponse, message: str, code: str = "server_error") -> None:
         _log.warning("a response could not be continued: %s", message)
-        body = queued_body(unfinished) | {"status": "failed", "error": {"code": code, "message": message}}
         store = self._shared.store
         if not unfinished.conversation:
+            body = await asyncio.to_thread(queued_body, unfinished)
+            body |= {"status": "failed", "error": {"code": code, "message": message}}
             failed = StoredResponse(unfinished.id, None, body, (), unfinished.created_ms)
             await store.save_response(unfinished.owner, failed)
         await store.records.delete_unfinished_response(unfinished.owner, unfinished.id)
@@ -280,17 +282,58 @@ class BackgroundResponses:
 
 
 def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
-    """Return the body of a response that another process will continue."""
+    """Return the body of a response that another process will continue. Slow for large requests."""
+    body, _ = parse_repaired(unfinished.body.encode())
     return {
         "id": unfinished.id,
         "object": "response",
         "created_at": unfinished.created_ms // 1000,
+        "completed_at": None,
         "status": "queued",
         "error": None,
-        "background": True,
+        "incomplete_details": None,
+        "model": body.get("model") or "",
         "output": [],
         "usage": None,
+        "background": True,
+        "service_tier": "default",
+        **echoed_fields(body),
     }
+
+
+def echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a valid request of the Responses API that the response repeats."""
+    # Types of clients require all fields, even if the request omits them.
+    format = (body.get("text") or {}).get("format") or {"type": "text"}
+    if format["type"] == "json_schema":
+        format = format | {"description": format.get("description"), "strict": format.get("strict") is True}
+    given = ("instructions", "prompt_cache_key", "safety_identifier", "temperature", "top_p", "user")
+    limits = {name: body.get(name) for name in ("max_output_tokens", "max_tool_calls")}
+    return {
+        **{name: body.get(name) for name in given},
+        **{name: None if limit is None else int(limit) for name, limit in limits.items()},
+        "frequency_penalty": 0,
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "presence_penalty": 0,
+        "previous_response_id": body.get("previous_response_id") or None,
+        "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+        "store": body.get("store") is not False,
+        "text": {"format": format},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [_echoed_tool(each) for each in body.get("tools") or ()],
+        "top_logprobs": int(body.get("top_logprobs") or 0),
+        "truncation": body.get("truncation") or "disabled",
+    }
+
+
+def _echoed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    match tool["type"]:
+        case "function":
+            return {"description": None, "parameters": None, "strict": None, **tool}
+        case "namespace":
+            return {**tool, "tools": [_echoed_tool(each) for each in tool.get("tools") or ()]}
+    return tool
 
 
 def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -> Submission:
