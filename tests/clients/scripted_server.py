@@ -57,12 +57,14 @@ def instance(schema: Any, whole: Any) -> Any:
     for several in ("anyOf", "oneOf", "allOf"):
         if several in schema:
             return instance(schema[several][0], whole)
-    if schema.get("type") == "object" or "properties" in schema:
+    kinds = schema.get("type")
+    kind = kinds[0] if isinstance(kinds, list) else kinds
+    if kind == "object" or "properties" in schema:
         return {name: instance(each, whole) for name, each in schema.get("properties", {}).items()}
-    if schema.get("type") == "array":
+    if kind == "array":
         return [instance(schema.get("items", {}), whole)]
     plain = {"integer": 7, "number": 7.5, "boolean": True, "null": None}
-    return plain.get(schema.get("type"), "Vienna")
+    return plain.get(kind, "Vienna")
 
 
 def step(messages: Sequence[Message], offered: Iterable[str]) -> ToolCall | None:

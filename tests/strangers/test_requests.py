@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from clients.scripted_server import instance
 from strangers.corpus import Said, Whole, at, filled, said, sessions, whole_answer
 from strangers.programs import page
 
@@ -156,6 +157,12 @@ def test_each_turn_of_a_session_gets_the_expected_response(
         answers.append(whole)
         is_answer = turn["method"] == "POST" and "has" not in turn["expected"]
         check(turn, body, whole, said(turn["address"], whole) if is_answer else Said("", "", (), None))
+
+
+def test_scripted_server_follows_schemas_with_lists_of_types() -> None:
+    kinds = (["string", "null"], ["null", "string"], ["array", "null"], ["object", "null"], ["integer"])
+    schema = {"type": ["object", "null"], "properties": {f"{kind}": {"type": kind} for kind in kinds}}
+    jsonschema.validate(instance(schema, schema), schema)
 
 
 def test_corpus_is_large_and_names_its_sources() -> None:
