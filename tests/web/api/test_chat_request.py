@@ -218,6 +218,22 @@ def test_logprobs_fields_are_parsed() -> None:
     assert ask().options.top_logprobs is None and ask(logprobs=False).options.top_logprobs is None
     assert ask(logprobs=True).options.top_logprobs == 0
     assert ask(logprobs=True, top_logprobs=20).options.top_logprobs == 20
+
+
+def test_logprobs_may_be_number_as_in_together() -> None:
+    assert ask(logprobs=0) == ask(logprobs=False) and ask(logprobs=0, top_logprobs=0) == ask()
+    assert ask(logprobs=1) == ask(logprobs=True, top_logprobs=1)
+    assert ask(logprobs=5.0) == ask(logprobs=True, top_logprobs=5)
+    assert ask(logprobs=1, top_logprobs=3) == ask(logprobs=True, top_logprobs=3)
+    assert ask(logprobs=2, top_logprobs=0) == ask(logprobs=True)
+    assert "less than or equal to 20" in refusal({"messages": HELLO, "logprobs": 21}).message
+
+
+def test_usage_may_be_requested_as_in_openrouter() -> None:
+    assert ask(usage={"include": True}) == ask(stream_options={"include_usage": True}) != ask()
+    assert ask(usage={"include": False}) == ask() == ask(usage={}) == ask(usage=None)
+    both = ask(usage={"include": False}, stream_options={"include_usage": True})
+    assert both.include_usage and not both.hints
     assert ask(n=64, max_tokens=62_500).params[0].max_tokens == 62_500
 
 
@@ -287,6 +303,11 @@ INVALID = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
     ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": 0, "top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": "true"}, "logprobs"),
+    ({"usage": {"include": "yes"}}, "usage.include"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"max_tokens": -2}, "max_tokens"),

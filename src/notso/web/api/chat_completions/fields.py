@@ -265,7 +265,7 @@ class ChatFields(GrammarFields):
 
     messages: SomeMessages[AnyMessage]
     max_completion_tokens: Whole | None = None
-    logprobs: bool | None = None
+    logprobs: bool | Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: AnyFormat | None = None
     tools: Tools[ToolEntry] | None = None
@@ -325,12 +325,15 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "fit"
     ),
     "max_completion_tokens": works("newer name for `max_tokens`"),
-    "logprobs": works("true: return the log probabilities of the generated tokens, before temperature and filters"),
+    "logprobs": works(
+        "true: return the log probabilities of the generated tokens, before temperature and filters; a number above 0, "
+        "as in Together AI: true, with this `top_logprobs` unless it is given; 0: false"
+    ),
     "top_logprobs": works("number of most likely tokens to return at each position, 0 to 20; requires `logprobs`"),
     "response_format": works(
         "`text`; `json_object`, optionally with `schema`, as in llama.cpp; `json_schema`, with `json_schema` or "
-        "`schema`; or TGI's `json` and `regex`, with `value`. Enforced after the reasoning, even if `strict` is false: "
-        "see structured-output.md"
+        "`schema`; TGI's `json`, with `value`; or `regex`, with `value` (TGI) or `pattern` (Together AI). Enforced "
+        "after the reasoning, even if `strict` is false: see structured-output.md"
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
     "tool_choice": works(
@@ -513,7 +516,10 @@ def _continues_last_message(fields: ChatFields, messages: Sequence[Message]) -> 
 def _top_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs and not fields.logprobs:
         raise invalid_field("top_logprobs", "top_logprobs requires logprobs: true")
-    return fields.top_logprobs or 0 if fields.logprobs else None
+    if not fields.logprobs:
+        return None
+    count = fields.logprobs if fields.top_logprobs is None else fields.top_logprobs
+    return 0 if count is True else count
 
 
 def _schema_in(schema: Schema | dict[str, Any] | None) -> dict[str, Any] | None:

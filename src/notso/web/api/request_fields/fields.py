@@ -340,7 +340,7 @@ def nesting_depth(value: object) -> int:
 F = TypeVar("F", bound=BaseModel)
 
 # Of the errors with the longest path, the one with the highest priority is reported.
-_PRIORITIES = {"extra_forbidden": 2, "too_short": 1}
+_PRIORITIES = {"extra_forbidden": 2, "too_short": 1, "greater_than_equal": 1, "less_than_equal": 1}
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 

@@ -209,6 +209,12 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[bool | None, hint("streams are not padded", "false", done=(False,))] = None
 
 
+class UsageOptions(Fields):
+    """OpenRouter's form of `stream_options.include_usage`."""
+
+    include: bool | None = None
+
+
 @with_sampling("openai")
 class SamplingFields(UnsupportedSamplerFields):
     """Sampling fields; the engine checks most ranges."""
@@ -230,6 +236,7 @@ class SamplingFields(UnsupportedSamplerFields):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    usage: UsageOptions | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     cache_prompt: bool | None = None
@@ -244,7 +251,9 @@ class SamplingFields(UnsupportedSamplerFields):
             "stream": bool(self.stream),
             "fresh": self.cache_prompt is False,
             "prompt_limit": to_prompt_limit(self.truncate_prompt_tokens),
-            "include_usage": bool(self.stream_options and self.stream_options.include_usage),
+            "include_usage": any(
+                (self.stream_options and self.stream_options.include_usage, self.usage and self.usage.include)
+            ),
             "return_progress": bool(self.return_progress),
             "timings_per_token": bool(self.timings_per_token),
         }
@@ -259,6 +268,7 @@ SAMPLING_NOTES: Notes = {
     ),
     "stream": works("true: stream the response in chunks"),
     "stream_options": works("`include_usage` adds a final chunk with token counts"),
+    "usage": works("OpenRouter's form of `stream_options`: an object with `include`"),
     "return_progress": works("true: stream chunks with `prompt_progress` while the prompt is processed"),
     "timings_per_token": works("true: each chunk contains the `timings` so far"),
     "cache_prompt": works("false: process the whole prompt, even if it is cached"),
