@@ -222,7 +222,7 @@ def test_logprobs_fields_are_parsed() -> None:
 
 def test_logprobs_may_be_number_as_in_together() -> None:
     assert ask(logprobs=0) == ask(logprobs=False) and ask(logprobs=0, top_logprobs=0) == ask()
-    assert ask(logprobs=1) == ask(logprobs=True, top_logprobs=1)
+    assert ask(logprobs=1) == ask(logprobs=True, top_logprobs=1) != ask(logprobs=True)
     assert ask(logprobs=5.0) == ask(logprobs=True, top_logprobs=5)
     assert ask(logprobs=1, top_logprobs=3) == ask(logprobs=True, top_logprobs=3)
     assert ask(logprobs=2, top_logprobs=0) == ask(logprobs=True)
