@@ -60,8 +60,8 @@ SENTENCES = [
     (README, f"The default context is {DEFAULT_CONTEXT_TOKENS:,} tokens"),
     (README, f"beyond {K8V8_UP_TO_TOKENS:,} tokens,"),
     (README, f"Up to {DEFAULT_SEQUENCES} responses are generated concurrently"),
-    (README, f"Another {Settings().max_waiting_turns} chat turns may be queued"),
-    (HOUSE, f"429 when {Settings().max_waiting_turns} turns are already waiting"),
+    (README, f"Another {Settings().max_waiting_turns} requests may be queued"),
+    (HOUSE, f"429 when {Settings().max_waiting_turns} requests are already waiting"),
     (HOUSE, f"blocks of {BLOCK_TOKENS} positions"),
 ]  # fmt: skip
 

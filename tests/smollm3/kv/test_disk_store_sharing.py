@@ -25,6 +25,14 @@ def test_folder_and_files_have_private_permissions(opened: Open, tmp_path: Path)
     assert path.stat().st_mode & 0o777 == (tmp_path / "kv" / "lock").stat().st_mode & 0o777 == 0o600
 
 
+def test_folder_with_other_files_keeps_its_permissions(opened: Open, tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir(mode=0o755)
+    (tmp_path / "kv" / "mine.txt").touch()
+    path = stored(opened, tmp_path)
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o755
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_remove_deletes_all_blocks_of_a_tag(opened: Open, tmp_path: Path) -> None:
     files = opened()
     for i in range(6):

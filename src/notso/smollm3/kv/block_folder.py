@@ -218,7 +218,8 @@ class BlockFolder:
     def open(self) -> None:
         """Scan the folder, and become its writer unless it has one. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path.chmod(0o700)
+        if not any(self.path.iterdir()):  # other users may need a folder that contains other files, such as /tmp
+            self.path.chmod(0o700)
         self._scan(sweep=self._writer_lock.acquire())
 
     @property
