@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import http.server
 import itertools
 import json
 import re
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
@@ -178,28 +181,77 @@ def test_broken_connection_neither_loses_nor_repeats_events(start: Start, relaye
     assert text(engine.submit(ASKED).events()) == "" and len(scripted.requests) == 2, "no request is submitted twice"
 
 
-def test_connection_may_break_before_the_response_to_a_submission(
+def test_events_that_arrive_before_the_submission_is_confirmed_are_not_repeated(
     start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, call = Steps(), EngineLink.call
-    relay, source = relayed(start(ScriptedEngine(steps), **ENGINE).ready().address)
-    engine = source()
+    received, confirmed, call = threading.Event(), threading.Event(), EngineLink.call
 
-    def call_late(link: EngineLink, name: str, body: Any) -> Any:
+    def confirm_late(link: EngineLink, name: str, body: Any) -> Any:
         result = call(link, name, body)
-        if name == "submit":
-            [generation] = [each.generation for each in link._open.values()]
-            for number in (1, 2):
-                steps.let()
-                wait(lambda number=number: generation.finished or f"{number} " in text(generation.read()))
-                relay.cut()
+        received.set()
+        assert confirmed.wait(60)
         return result
 
-    monkeypatch.setattr(EngineLink, "call", call_late)
+    monkeypatch.setattr(EngineLink, "call", confirm_late)
+    steps = Steps()
+    relay, source = relayed(start(ScriptedEngine(steps), **ENGINE).ready().address)
+    engine = source()
+    with ThreadPoolExecutor(1) as pool:
+        submitted = pool.submit(engine.submit, ASKED)
+        try:
+            assert received.wait(60)
+            for _ in range(2):
+                seen = sum(entry.events for entry in engine._link._open.values())
+                steps.let()
+                wait(lambda seen=seen: not engine._link._open or engine._link._open[1].events > seen)
+                relay.cut()
+        finally:
+            confirmed.set()
+            steps.end()
+    wait(lambda: submitted.result().finished)
+    assert text(submitted.result().read()) == "1 2 "
+
+
+def test_connection_that_breaks_before_a_submission_does_not_end_its_answer(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reopened, begun, call, handle_line = threading.Event(), threading.Event(), EngineLink.call, EngineLink._handle_line
+    relay, source = relayed(start(ScriptedEngine(), **ENGINE).ready().address)
+    engine = source()
+
+    def submit_late(link: EngineLink, name: str, body: Any) -> Any:
+        if name == "submit":
+            relay.cut()
+            assert reopened.wait(60)
+        return call(link, name, body)
+
+    def handle_late(link: EngineLink, line: dict[str, Any]) -> None:
+        if "known" in line:
+            reopened.set()
+            assert begun.wait(60)
+        handle_line(link, line)
+
+    monkeypatch.setattr(EngineLink, "call", submit_late)
+    monkeypatch.setattr(EngineLink, "_handle_line", handle_late)
     generation = engine.submit(ASKED)
-    steps.end()
+    begun.set()
     wait(lambda: generation.finished)
-    assert text(generation.read()) == "1 2 " and generation.read()[-1].finish_reason == "stop"
+    assert text(generation.read()) == DEFAULT_ANSWER
+
+
+def test_response_that_ends_early_is_reported_as_a_broken_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def respond() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"result"')
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(respond)
+            with pytest.raises(EngineUnavailableError, match="it closed the connection"):
+                EngineLink(f"http://127.0.0.1:{listener.getsockname()[1]}", KEY, lambda: None).call("steer", {})
 
 
 def test_stop_during_connection_loss_is_delivered_later(start: Start, relayed: Relayed) -> None:
@@ -219,14 +271,15 @@ def test_stop_during_connection_loss_is_delivered_later(start: Start, relayed: R
     assert generation.read()[-1].finish_reason == "cancelled"
 
 
+@pytest.mark.parametrize("error", [EngineUnavailableError("the engine is busy"), InvalidRequestError("no session")])
 def test_stop_that_cannot_be_sent_is_delivered_despite_intact_stream(
-    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     call = EngineLink.call
 
     def refuse(link: EngineLink, name: str, body: Any) -> Any:
         if name == "steer":
-            raise EngineUnavailableError("the engine is busy")
+            raise error
         return call(link, name, body)
 
     monkeypatch.setattr(EngineLink, "call", refuse)
@@ -238,6 +291,56 @@ def test_stop_that_cannot_be_sent_is_delivered_despite_intact_stream(
     generation.stop()
     wait(lambda: generation.finished)
     assert generation.read()[-1].finish_reason == "cancelled"
+
+
+def fail_to_stop(link: EngineLink, monkeypatch: pytest.MonkeyPatch, *streams: socket.socket) -> None:
+    """Let a link without threads fail to send a stop. The first stream is open at the stop, the last at the failure."""
+    monkeypatch.setattr(link, "_connect", Mock(side_effect=ConnectionRefusedError))
+    generation = Generation(lambda: link._on_steering_requested(1))
+    link._open[1] = engine_link._OpenAnswer(generation)
+    link._stream = streams[0]
+    generation.stop()
+    link._stream = streams[-1]
+    link._steering.put(None)
+    link._send_steering()
+
+
+def test_stop_that_cannot_be_sent_does_not_break_a_later_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = socket.socketpair(), socket.socketpair()
+    link = EngineLink("http://engine", KEY, lambda: None)
+    fail_to_stop(link, monkeypatch, pairs[0][0], pairs[1][0])
+    assert pairs[0][1].recv(1) == b""
+    pairs[1][1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pairs[1][1].recv(1)
+    for each in itertools.chain(*pairs):
+        each.close()
+
+
+@pytest.mark.parametrize("cause", ["closed", "stop"])
+def test_interrupted_connection_sends_nothing_unencrypted(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = EngineLink("https://engine", KEY, lambda: None)
+    shutdown = socket.socket.shutdown
+
+    def shut_down_during_send(stream: socket.socket, how: int) -> None:
+        with contextlib.suppress(OSError):
+            stream.send(KEY.encode())
+        shutdown(stream, how)
+
+    monkeypatch.setattr(socket.socket, "shutdown", shut_down_during_send)
+    here, there = socket.socketpair()
+    context = ssl.create_default_context()
+    with there, context.wrap_socket(here, server_hostname="engine", do_handshake_on_connect=False) as stream:
+        stream.setblocking(False)
+        if cause == "closed":
+            connection = http.client.HTTPSConnection("engine")
+            connection.sock = stream
+            link._in_use.add(connection)
+            link.close()
+        else:
+            fail_to_stop(link, monkeypatch, stream)
+        assert KEY.encode() not in there.recv(65_536)
+        assert there.recv(1) == b""
 
 
 def test_stop_sends_network_request_from_link_thread(

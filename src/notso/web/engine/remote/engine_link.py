@@ -32,6 +32,7 @@ from notso.smollm3 import (
     Event,
     Generation,
     ModelInfo,
+    NotsoError,
     Progress,
     PromptEstimate,
     Sentence,
@@ -113,7 +114,8 @@ class EngineLink:
         self._spare: list[tuple[http.client.HTTPConnection, float]] = []
         self._in_use: set[http.client.HTTPConnection] = set()
         self._stream: socket.socket | None = None
-        self._steering: queue.Queue[tuple[str, int] | None] = queue.Queue()
+        self._resumed: frozenset[int] = frozenset()  # answers that the stream continues
+        self._steering: queue.Queue[tuple[str, int, socket.socket | None] | None] = queue.Queue()
         self._changed = threading.Condition()
         self._closed = False
         self._tried = False
@@ -168,7 +170,7 @@ class EngineLink:
             self.call("submit", {**body, "session": self._session, "number": number})
         except BaseException:
             self._open.pop(number, None)
-            self._steering.put(("stop", number))  # the engine may have received the request, even if the call failed
+            self._steer("stop", number)  # the engine may have received the request, even if the call failed
             raise
         entry.begun = True
         return generation
@@ -184,20 +186,22 @@ class EngineLink:
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
-                self._steering.put(("stop", number))
+                self._steer("stop", number)
             elif entry.generation.answer_requested:
-                self._steering.put(("answer_now", number))
+                self._steer("answer_now", number)
+
+    def _steer(self, kind: str, number: int) -> None:
+        # The stream is noted before the command is sent, because a stream that is opened later repeats the command.
+        self._steering.put((kind, number, self._stream))
 
     def _send_steering(self) -> None:
         while (command := self._steering.get()) is not None:
-            kind, number = command
+            kind, number, stream = command
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
-            except EngineError as error:
+            except NotsoError as error:
                 logger.debug("not sent to the engine: %s", error)
-                if self._stream is not None:
-                    with contextlib.suppress(OSError):  # the request that opens the next stream repeats all commands
-                        self._stream.shutdown(socket.SHUT_RDWR)
+                _cut(stream)  # the request that opens the next stream repeats all commands
             finally:
                 self._steering.task_done()
 
@@ -248,6 +252,8 @@ class EngineLink:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
+        if response.length:  # read1 does not raise an error if the connection breaks
+            raise http.client.IncompleteRead(bytes(body), response.length)
         response.close()  # read1 leaves the response open, which would block the connection
         self._raise_for_status(response)
         return bytes(body)
@@ -283,10 +289,7 @@ class EngineLink:
     def _abort_calls(self) -> None:
         # Shutting down the socket makes a call that waits for a response fail at once.
         for connection in list(self._in_use):
-            try:
-                connection.sock.shutdown(2)
-            except (OSError, AttributeError):  # already closed
-                continue
+            _cut(connection.sock)
 
     def _raise_for_status(self, response: http.client.HTTPResponse) -> None:
         if response.status == 200:
@@ -331,11 +334,14 @@ class EngineLink:
         try:
             with self._changed:
                 open_now, last = sorted(self._open.items()), self._last
+            # Events may arrive before the response to the request that submits the answer.
+            read = {number: each.events for number, each in open_now if each.begun or each.events}
+            self._resumed = frozenset(read)
             body = {
                 "session": self._session,
                 "up_to": last,
-                "read": {str(number): each.events for number, each in open_now if each.begun},
-                "pending": [number for number, each in open_now if not each.begun],
+                "read": {str(number): events for number, events in read.items()},
+                "pending": [number for number, _ in open_now if number not in read],
                 "stop": [number for number, each in open_now if each.generation.stop_requested],
                 "answer_now": [number for number, each in open_now if each.generation.answer_requested],
             }
@@ -405,8 +411,8 @@ class EngineLink:
             self._end_all_answers(problem)
 
     def _end_unknown_answers(self, known: set[int]) -> None:
-        for number, entry in list(self._open.items()):
-            if entry.begun and number not in known and self._open.pop(number, None) is not None:
+        for number in self._resumed - known:
+            if (entry := self._open.pop(number, None)) is not None:
                 lost = f"{self.name} was restarted, and its running responses are lost"
                 _fail_answer(entry, Sentence(lost, "remote_restarted", name=self.name))
 
@@ -414,6 +420,13 @@ class EngineLink:
         for number in list(self._open):
             if (entry := self._open.pop(number, None)) is not None:
                 _fail_answer(entry, reason)
+
+
+def _cut(connection: socket.socket | None) -> None:
+    # SSLSocket.shutdown would first end the encryption: another thread that is sending would send unencrypted data.
+    if connection is not None:
+        with contextlib.suppress(OSError):  # already closed
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _was_closed(connection: http.client.HTTPConnection) -> bool:
