@@ -84,8 +84,9 @@ ERRORS: list[tuple[Exception, str]] = [
 ]
 NOT_CALLED = ("info", "adapters", "stats", "when_lost", "close")
 OF_PAGES = ("speculative_prefill", "estimate", "forget_reading", "receipt")
+RETRIED = ("clear_cache",)
 CALLS = [
-    *(name for name in vars(ChatEngine) if not name.startswith("_") and name not in NOT_CALLED + OF_PAGES),
+    *(name for name in vars(ChatEngine) if not name.startswith("_") and name not in NOT_CALLED + OF_PAGES + RETRIED),
     *("adapters.add", "adapters.remove"),
 ]
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -15,7 +16,8 @@ from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall
 from notso.web.api.shared import resumable
-from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.chat.library import clear_stale_caches
+from notso.web.values.errors import EngineUnavailableError, StorageError, StorageFullError
 
 Start = Callable[..., Any]
 URL = "/v1/responses"
@@ -347,3 +349,21 @@ def test_background_response_is_regenerated_after_crash(start: Start, tmp_path: 
     assert (found.output_text, found.created_at) == ("one two", begun.created_at)
     assert len(engine.requests) == 1, "the cancelled response is not run again"
     again.wait(lambda: again.on_loop(lambda: again.shared.store.records.unfinished_response("local", begun.id)) is None)
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("no engine"), RuntimeError("can't start new thread")])
+def test_cached_prompt_of_deleted_response_is_cleared_when_the_engine_is_reachable(
+    start: Start, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    client = client_of(server)
+    kept, deleted = (client.responses.create(model="scripted", input="Hello").id for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "clear_cache", Mock(side_effect=error))
+        client.responses.delete(deleted)
+    for each, status in ((kept, 200), (deleted, 404)):
+        assert server.client.get(f"{URL}/{each}").status_code == status
+    for _ in range(2):
+        server.on_loop(lambda: clear_stale_caches(server.shared.store, server.shared.engine))
+    assert engine.cleared == [("local", deleted)]

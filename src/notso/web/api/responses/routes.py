@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.smollm3 import Message
+from notso.smollm3 import Message, NotsoError
 from notso.web.api.request_fields.fields import (
     RequestHint,
     invalid_field,
@@ -117,7 +118,8 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         await get_response(services, owner, response_id, "response_id")
     await services.shared.store.records.delete_unfinished_response(owner, response_id)
     await services.shared.store.delete(owner, "response", response_id)
-    await services.shared.engine.clear_cache(owner, response_id)
+    with contextlib.suppress(NotsoError, RuntimeError):  # no engine, or no thread; the server retries periodically
+        await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

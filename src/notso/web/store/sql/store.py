@@ -43,7 +43,7 @@ from notso.web.store.protocol import (
 from notso.web.store.records import ApiRecords
 from notso.web.store.sql import shown_part, tree_writes
 from notso.web.store.sql.database import Database, Transactions, columns_of
-from notso.web.store.sql.documents import SQLDocuments, load_project
+from notso.web.store.sql.documents import SQLDocuments, load_project, mark_stale
 from notso.web.store.sql.records import SQLRecords
 from notso.web.store.sql.rows import (
     CHAT_FIELDS,
@@ -503,7 +503,12 @@ class SQLStore(Transactions):
         return response_from_row(rows[0]) if rows else None
 
     async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
-        return await self.change(owner, _DELETE[kind], key, owner)
+        def work(db: Database) -> bool:
+            if kind == "response":
+                mark_stale(db, "responses WHERE id = ? AND owner = ?", key, owner)
+            return db.execute(_DELETE[kind], (key, owner)).rowcount > 0
+
+        return await self.write(work, owner)
 
     async def remove_owner(self, owner: str) -> bool:
         await self.write(lambda db: mark_owner_caches_stale(db, owner))
