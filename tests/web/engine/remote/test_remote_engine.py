@@ -309,8 +309,9 @@ def test_stop_that_cannot_be_sent_does_not_break_a_later_stream(monkeypatch: pyt
     pairs = socket.socketpair(), socket.socketpair()
     link = EngineLink("http://engine", KEY, lambda: None)
     fail_to_stop(link, monkeypatch, pairs[0][0], pairs[1][0])
+    for _, there in pairs:
+        there.setblocking(False)
     assert pairs[0][1].recv(1) == b""
-    pairs[1][1].setblocking(False)
     with pytest.raises(BlockingIOError):
         pairs[1][1].recv(1)
     for each in itertools.chain(*pairs):
