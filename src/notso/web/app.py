@@ -463,6 +463,8 @@ async def _show_problem(request: Request, error: Exception) -> Response:
         return await _show_api_error(request, error)
     # The error is shown in place (for htmx requests), on the chat's page with the user's draft, or on an error page.
     problem = _to_problem(error)
+    if problem.status == 500:
+        logger.error("unexpected %s on a %s request", type(error).__name__, request.method, exc_info=error)
     problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
     if problem.retry_after_seconds is not None:

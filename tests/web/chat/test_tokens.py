@@ -6,10 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from notso.smollm3 import Engine
+from notso.smollm3 import Engine, EngineError
 from notso.web.values.errors import EngineUnavailableError, QuotaError
 from notso.web.values.ids import new_id
 
@@ -67,6 +68,16 @@ def test_unreachable_engine_is_reported_on_pages(served: Any, engine: Engine, mo
         answer = served.client.get(f"{path_of(asked)}/tokens", headers=headers)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
         assert "the engine does not respond" in answer.text
+
+
+def test_error_of_the_engine_on_a_page_is_logged(
+    served: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = served.ask("Tell me something")
+    served.finished(asked)
+    monkeypatch.setattr(engine, "token_bytes", Mock(side_effect=EngineError("the engine failed")))
+    assert served.client.get(f"{path_of(asked)}/tokens", headers=JSON).status_code == 500
+    assert "the engine failed" in caplog.text
 
 
 @pytest.mark.parametrize("thinking", [True, False])
