@@ -573,6 +573,26 @@ def test_stream_of_a_stopping_engine_ends_after_all_events(monkeypatch: pytest.M
     assert asyncio.run(read()) == [*(["text"] * len(words) if is_begun else []), "end"]
 
 
+def test_large_events_of_many_answers_arrive_in_several_lines(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_link, "LOST_SECONDS", 600.0)
+    monkeypatch.setattr(engine_link, "MAX_LINE_BYTES", 3 * routes.LINE_BYTES)
+    parts = [f"{number}:" + "x" * (routes.LINE_BYTES + number) for number in range(3)]
+    scripted = ScriptedEngine(lambda messages, thinking: [Event("text", text=part) for part in parts], slots=2)
+    relay, source = relayed(start(scripted, **ENGINE).ready().address)
+    engine = source()
+    scripted.gate.clear()
+    generations = [engine.submit(ASKED) for _ in range(2)]
+    relay.cut(stay_away=True)
+    scripted.gate.set()
+    wait(lambda: not scripted.stats().running)
+    relay.is_open = True
+    for generation in generations:
+        wait(lambda generation=generation: generation.finished)
+        assert text(generation.read()) == "".join(parts) and generation.read()[-1].finish_reason == "stop"
+
+
 ERROR_OF_OPENAI = {"code": "engine_lost", "type": "server_error", "param": None}
 LOST_ANSWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/v1/chat/completions": (CHAT, ERROR_OF_OPENAI),

@@ -51,6 +51,8 @@ MAX_PREPARED = 64
 MAX_SESSIONS = 256
 MAX_EVENTS_PER_LINE = 256
 """Maximum events of one answer per line; a resumed answer may need several lines."""
+LINE_BYTES = 1 << 20
+"""A line gets no further events beyond this size. Front ends reject lines of more than 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +219,21 @@ class FrontEndSession:
     def _line(self, stream: _Stream, **more: Any) -> bytes:
         # The line contains only changes. If nothing has changed, it is an empty object, which serves as a heartbeat.
         message: dict[str, Any] = dict(more)
-        answers = {}
+        answers: dict[str, Any] = {}
+        size = 0
         for number, answer in self._answers.items():
-            after = stream.sent.get(number, 0)
-            events = answer.read(after)[:MAX_EVENTS_PER_LINE]
+            after, events = stream.sent.get(number, 0), list[Any]()
+            unsent = answer.read(after)
+            for event in unsent[:MAX_EVENTS_PER_LINE]:
+                if size >= LINE_BYTES:
+                    break
+                events.append(to_wire(self._close_if_ended(number, answer, event)))
+                size += len(json.dumps(events[-1]))
             if events:
                 stream.sent[number] = after + len(events)
-                answers[str(number)] = [after, to_wire(self._close_if_ended(number, answer, events))]
-                if len(events) == MAX_EVENTS_PER_LINE:
-                    stream.changed.set()  # there may be more events
+                answers[str(number)] = [after, events]
+            if len(events) < len(unsent):
+                stream.changed.set()
         stats, about = to_wire(self._front_ends.services.shared.engine.stats()), to_wire(self._front_ends.about())
         if stats is not None and stats != stream.stats:
             message["stats"] = stream.stats = stats
@@ -235,18 +243,17 @@ class FrontEndSession:
             message["answers"] = answers
         return json.dumps(message).encode() + b"\n"
 
-    def _close_if_ended(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
+    def _close_if_ended(self, number: int, answer: _Answer, event: Event) -> Event:
         # Closes the request after its last event, but keeps its events for a while: if the connection breaks before the
         # front end receives this line, the next connection sends them again.
-        last = events[-1]
-        if last.kind not in ("end", "error"):
-            return events
+        if event.kind not in ("end", "error"):
+            return event
         answer.running.close()
         asyncio.get_running_loop().call_later(SESSION_SECONDS, self._answers.pop, number, None)
-        if self._front_ends.services.shared.stopping and last.finish_reason == "cancelled" and not answer.stopped:
+        if self._front_ends.services.shared.stopping and event.finish_reason == "cancelled" and not answer.stopped:
             error = EngineLostError(Sentence("the engine stopped during this response", "engine_stopped"))
-            return [*events[:-1], Event("error", error=error)]
-        return events
+            return Event("error", error=error)
+        return event
 
     def _drop(self, number: int) -> None:
         answer = self._answers.pop(number)
