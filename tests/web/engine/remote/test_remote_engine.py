@@ -254,6 +254,34 @@ def test_response_that_ends_early_is_reported_as_a_broken_connection() -> None:
                 EngineLink(f"http://127.0.0.1:{listener.getsockname()[1]}", KEY, lambda: None).call("steer", {})
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_submission_that_arrives_after_its_stop_is_not_run(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch, is_noticed: bool
+) -> None:
+    scripted, call, late = ScriptedEngine(), EngineLink.call, list[Any]()
+    relay, source = relayed(start(scripted, **ENGINE).ready().address)
+    engine = source()
+
+    def call_late(link: EngineLink, name: str, body: Any) -> Any:
+        if name == "submit" and not late:
+            late.append(body)
+            raise EngineUnavailableError("the connection broke")
+        return call(link, name, body) if is_noticed or name != "steer" else None
+
+    monkeypatch.setattr(EngineLink, "call", call_late)
+    with pytest.raises(EngineUnavailableError):
+        engine.submit(ASKED)
+    source._link._steering.join()
+    if not is_noticed:  # only the next request for events shows that the answer is not wanted
+        stream = source._link._stream
+        relay.cut()
+        wait(lambda: source._link._stream is not stream)
+    assert text(engine.submit(ASKED).events()) == DEFAULT_ANSWER
+    with pytest.raises(EngineUnavailableError, match="has dropped"):
+        call(source._link, "submit", late[0])
+    assert len(scripted.requests) == 1
+
+
 def test_stop_during_connection_loss_is_delivered_later(start: Start, relayed: Relayed) -> None:
     steps = Steps()
     scripted = ScriptedEngine(steps)

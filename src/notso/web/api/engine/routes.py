@@ -126,6 +126,8 @@ class FrontEndSession:
         self._front_ends = front_ends
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
+        self._stopped: set[int] = set()  # answers whose stop may have arrived before the request to submit them
+        self._up_to, self._pending = 0, frozenset[int]()  # of the latest connection
         self._expires = asyncio.get_running_loop().call_later(
             SESSION_SECONDS, front_ends.remove, self
         )  # canceled by the first connection
@@ -143,6 +145,8 @@ class FrontEndSession:
         answer = self._answers.get(number)
         if answer is None:
             shared = self._front_ends.services.shared
+            if number in self._stopped or (number <= self._up_to and number not in self._pending):
+                raise EngineUnavailableError("the front end has dropped this request")
             if shared.stopping:
                 raise EngineUnavailableError(STOPPING)
             if self._open_count >= MAX_OPEN:
@@ -180,6 +184,9 @@ class FrontEndSession:
             if (answer := self._answers.get(number)) is not None:
                 answer.stopped = True
                 answer.running.stop()
+            else:
+                self._stopped.add(number)
+                asyncio.get_running_loop().call_later(SESSION_SECONDS, self._stopped.discard, number)
         for number in answer_now:
             if (answer := self._answers.get(number)) is not None:
                 answer.running.answer_now()
@@ -191,6 +198,7 @@ class FrontEndSession:
         number `up_to` are stopped.
         """
         self._expires.cancel()
+        self._up_to, self._pending = up_to, frozenset(pending)
         old, self._stream = self._stream, _Stream(sent=dict(read))
         old.changed.set()
         stream = self._stream
