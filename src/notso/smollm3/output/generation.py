@@ -101,10 +101,12 @@ class Generation:
         self._engine_changed()
 
     def write(self, events: list[Event], *, last: bool = False) -> None:
-        """Append events; `last` closes the log."""
+        """Append events; `last` closes the log. A closed log ignores them."""
         if not events and not last:
             return
         with self._condition:
+            if self._finished:  # by another thread, for example one that closes the engine
+                return
             self._events += events
             self._finished = self._finished or last
             listeners = list(self._listeners)

@@ -827,6 +827,21 @@ def test_invalid_engine_events_fail_only_current_response(false: tuple[FalseEngi
     assert text(source().submit(HELLO).events()) == "fine"
 
 
+def test_answer_that_close_ends_while_its_events_arrive_ends_once(
+    false: tuple[FalseEngine, RemoteSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source = false
+    validate = engine_link._validate_event
+
+    def close_meanwhile(event: Event) -> Event:
+        source._link._end_all_answers("the engine was closed")
+        return validate(event)
+
+    engine = source()
+    monkeypatch.setattr(engine_link, "_validate_event", close_meanwhile)
+    assert [event.kind for event in engine.submit(HELLO).events()] == ["error"]
+
+
 def test_calls_on_a_reused_connection_are_sent_once(false: tuple[FalseEngine, RemoteSource]) -> None:
     engine, source = false
     remote, used = source(), set()
