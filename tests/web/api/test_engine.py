@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,6 +125,36 @@ def test_unread_session_expires(engine: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     engine.on_loop(begin)
     engine.wait(lambda: not ends._sessions)
+
+
+def test_session_does_not_expire_while_its_next_stream_opens(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = engine.app.state.front_ends
+
+    async def reopen() -> bool:
+        monkeypatch.setattr(routes, "SESSION_SECONDS", 0.0)
+        sessions.session("one")
+        monkeypatch.setattr(routes, "SESSION_SECONDS", 600.0)
+        lines = sessions.session("one").lines({}, [], 0)
+        await asyncio.sleep(0.0)  # the earlier timer is due
+        await asyncio.sleep(0.0)
+        await anext(lines)
+        await lines.aclose()
+        return sessions.existing_session("one") is not None
+
+    assert engine.on_loop(reopen)
+
+
+def test_broken_requests_are_not_reported_as_failures_of_the_engine(
+    engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = engine.address.removeprefix("http://").split(":")
+    head = f"POST {WIRE_PATH}/call HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9\r\n\r\n"
+    for half in (b"", b'{"me'):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + half)
+            connection.shutdown(socket.SHUT_WR)
+            assert not connection.recv(1)
+    assert not [record for record in caplog.records if "a front end" in record.getMessage()]
 
 
 def test_sessions_and_running_responses_are_limited(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from functools import partial, wraps
 from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from notso.smollm3 import (
@@ -128,9 +129,7 @@ class FrontEndSession:
         self._stream = _Stream()
         self._stopped: set[int] = set()  # answers whose stop may have arrived before the request to submit them
         self._up_to, self._pending = 0, frozenset[int]()  # of the latest connection
-        self._expires = asyncio.get_running_loop().call_later(
-            SESSION_SECONDS, front_ends.remove, self
-        )  # canceled by the first connection
+        self._expire_later()  # canceled by the first connection
 
     @property
     def _open_count(self) -> int:
@@ -138,6 +137,14 @@ class FrontEndSession:
 
     def wake(self) -> None:
         self._stream.changed.set()
+
+    def postpone_expiry(self) -> None:
+        if not self._expires.cancelled():  # no stream is open
+            self._expires.cancel()
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._front_ends.remove, self)
 
     async def begin(self, submission: EngineSubmission, off_loop: OffLoop) -> None:
         """Start an answer; idempotent per `number`. Raises NotsoError or Problem."""
@@ -218,7 +225,7 @@ class FrontEndSession:
                         await stream.changed.wait()
         finally:
             if stream is self._stream:
-                self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._front_ends.remove, self)
+                self._expire_later()
 
     def end(self) -> None:
         for number in list(self._answers):
@@ -294,6 +301,7 @@ class FrontEndSessions:
                 raise EngineError("too many front ends")
             self._sessions[name] = FrontEndSession(self)
             self._watch()
+        self._sessions[name].postpone_expiry()
         return self._sessions[name]
 
     def existing_session(self, name: str) -> FrontEndSession:
@@ -382,6 +390,8 @@ def _with_error_bodies(route: Callable[P, Awaitable[Response]]) -> Callable[P, A
             return _error_response(kind(problem.sentence))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return _error_response(EngineError("the front end sent an invalid request"), 400)
+        except ClientDisconnect:
+            raise
         except Exception:
             logger.exception("a front end's request failed")
             return _error_response(EngineError(Sentence("the engine failed; see its log", "engine_failed")))
