@@ -158,6 +158,43 @@ def test_valkey_outage_loses_no_lines_or_messages(valkey: ValkeyServer) -> None:
     together(valkey, play)
 
 
+def test_messages_sent_during_a_flush_of_a_full_queue_are_kept(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkey_exchange, "MAX_MESSAGES", 5)
+
+    async def play() -> list[Body]:
+        exchange = ValkeyExchange(valkey.url)
+        for value in range(5):
+            exchange.send("word", value=value)
+        flush = asyncio.create_task(exchange._flush())
+        await asyncio.sleep(0)  # the first five are being sent
+        for value in range(5, 8):
+            exchange.send("word", value=value)
+        await flush
+        await exchange._flush()
+        entries = await exchange._client.xrange(exchange._bus)
+        await exchange.close()
+        return list(valkey_exchange._bodies(entries))
+
+    assert [body["value"] for body in asyncio.run(play())] == list(range(8))
+
+
+def test_change_of_a_log_after_its_end_does_not_stop_the_exchange(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        log, heard = Lines(), list[Body]()
+        there.subscribe("word", heard.append)
+        here.publish("x", log)
+        log.add("all", last=True)
+        await until(lambda: not here._published)
+        log.add("more", last=True)
+        await here._flush()
+        here.send("word")
+        await until(lambda: bool(heard))
+
+    together(valkey, play)
+
+
 def test_log_is_published_again_after_flush(valkey: ValkeyServer) -> None:
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         log, copy = Lines(), Lines()

@@ -244,12 +244,13 @@ class ValkeyExchange:
     async def _flush(self) -> None:
         # Send all messages and changes in one round trip. If it fails, they are sent again: receivers ignore changes
         # that they already have, and repeated messages are harmless.
-        message_count, names, ring_bell = len(self._outbox), list(self._changed), self._should_ring_bell
+        messages, ring_bell = list(self._outbox), self._should_ring_bell
+        names = [name for name in self._changed if name in self._published]  # a log may change after its end
         self._changed.clear()
         pipe, values = self._client.pipeline(transaction=False), dict(self._unsaved)
         for key, (value, lifetime) in values.items():  # values come first, because messages may refer to them
             pipe.set(key, value, ex=lifetime)
-        for body in list(self._outbox):
+        for body in messages:
             pipe.xadd(self._bus, {b"json": body}, maxlen=MAX_MESSAGES, approximate=True)
         sent: list[tuple[_Published, int, int, bool]] = []
         for name in names:
@@ -277,9 +278,10 @@ class ValkeyExchange:
         for key, saved in values.items():
             if self._unsaved.get(key) is saved:
                 del self._unsaved[key]
-        for _ in range(min(message_count, len(self._outbox))):
-            self._outbox.popleft()
-        added_at = len(values) + message_count
+        for body in messages:
+            if self._outbox and self._outbox[0] is body:  # a full queue may have dropped it meanwhile
+                self._outbox.popleft()
+        added_at = len(values) + len(messages)
         for name, (each, number, size, is_whole), added in zip(names, sent, results[added_at::2], strict=False):
             each.sent = number if added is not None else -1  # None: the Valkey server has lost the log's stream
             each.whole_bytes, each.more_bytes = (size, 0) if is_whole else (each.whole_bytes, each.more_bytes + size)
