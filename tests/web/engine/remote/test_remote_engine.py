@@ -515,6 +515,42 @@ def test_engine_restart_fails_running_response(start: Start, relayed: Relayed, t
     steps.end()
 
 
+def test_engine_restart_during_submission_fails_response(
+    start: Start, relayed: Relayed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_link, "LOST_SECONDS", 600.0)
+    first = start(ScriptedEngine(), **ENGINE).ready()
+    anew = start(ScriptedEngine(), **ENGINE, data_dir=tmp_path / "anew").ready()
+    relay, source = relayed(first.address)
+    engine, link, received = source(), source._link, list[Any]()
+    call, handle_line = EngineLink.call, EngineLink._handle_line
+
+    def handle(link: EngineLink, line: dict[str, Any]) -> None:
+        handle_line(link, line)
+        received.append(line)
+
+    def call_late(link: EngineLink, name: str, body: Any) -> Any:
+        if name != "submit":
+            return call(link, name, body)
+        monkeypatch.setattr(EngineLink, "call", call)
+        relay.cut(stay_away=True)
+        headers = {"Authorization": f"Bearer {KEY}"}
+        response = first.client.post(f"{engine_link.WIRE_PATH}/submit", json=body, headers=headers).json()
+        received.clear()
+        host, _, port = anew.address.removeprefix("http://").rpartition(":")
+        relay._to = (host, int(port))
+        relay.is_open = True
+        wait(lambda: any("known" in line for line in received))
+        return response["result"]
+
+    monkeypatch.setattr(EngineLink, "_handle_line", handle)
+    monkeypatch.setattr(EngineLink, "call", call_late)
+    generation = engine.submit(ASKED)
+    wait(lambda: generation.finished)
+    assert "was restarted" in str(generation.read()[-1].error)
+    assert not link._open and text(engine.submit(ASKED).events()) == DEFAULT_ANSWER
+
+
 def test_engine_model_switch_keeps_running_response(start: Start, relayed: Relayed, tmp_path: Any) -> None:
     steps = Steps()
     server = start(ScriptedEngine(steps), **ENGINE).ready()

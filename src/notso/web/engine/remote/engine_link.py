@@ -110,6 +110,7 @@ class EngineLink:
         self._when_changed = when_changed
         self._session = secrets.token_hex(16)
         self._last = 0
+        self._pending: set[int] = set()  # answers that were being submitted when the stream was opened, and still are
         self._open: dict[int, _OpenAnswer] = {}
         self._spare: list[tuple[http.client.HTTPConnection, float]] = []
         self._in_use: set[http.client.HTTPConnection] = set()
@@ -172,8 +173,20 @@ class EngineLink:
             self._open.pop(number, None)
             self._steer("stop", number)  # the engine may have received the request, even if the call failed
             raise
-        entry.begun = True
-        return generation
+        else:
+            entry.begun = True
+            return generation
+        finally:
+            self._verify_submitted(number)
+
+    def _verify_submitted(self, number: int) -> None:
+        # A restarted engine may have opened the stream, after its predecessor accepted the request. The next stream
+        # shows whether the engine knows the answer.
+        with self._changed:
+            is_last = self._pending == {number}
+            self._pending.discard(number)
+        if is_last:
+            _cut(self._stream)
 
     def end_all(self) -> None:
         for each in list(self._open.values()):
@@ -334,9 +347,10 @@ class EngineLink:
         try:
             with self._changed:
                 open_now, last = sorted(self._open.items()), self._last
-            # Events may arrive before the response to the request that submits the answer.
-            read = {number: each.events for number, each in open_now if each.begun or each.events}
-            self._resumed = frozenset(read)
+                # Events may arrive before the response to the request that submits the answer.
+                read = {number: each.events for number, each in open_now if each.begun or each.events}
+                self._resumed = frozenset(read)
+                self._pending = {number for number, _ in open_now if number not in read}
             body = {
                 "session": self._session,
                 "up_to": last,
