@@ -924,6 +924,14 @@ def test_a_call_whose_connection_breaks_is_not_sent_again(false: tuple[FalseEngi
     assert engine.calls == 2
 
 
+def test_a_response_that_breaks_off_in_its_headers_is_not_invalid(false: tuple[FalseEngine, RemoteSource]) -> None:
+    engine, source = false
+    remote = source()
+    engine.at_call = lambda handler: handler.flush_headers()
+    with pytest.raises(EngineUnavailableError, match="it closed the connection"):
+        remote.estimate(HELLO)
+
+
 def test_an_idle_connection_that_was_closed_is_replaced(false: tuple[FalseEngine, RemoteSource]) -> None:
     engine, source = false
     remote = source()

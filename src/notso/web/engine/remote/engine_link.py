@@ -269,6 +269,8 @@ class EngineLink:
             raise http.client.IncompleteRead(bytes(body), response.length)
         response.close()  # read1 leaves the response open, which would block the connection
         self._raise_for_status(response)
+        if not body:  # http.client accepts headers that break off, even before Content-Length
+            raise http.client.IncompleteRead(b"")
         return bytes(body)
 
     def _acquire_connection(self) -> tuple[http.client.HTTPConnection, bool]:
