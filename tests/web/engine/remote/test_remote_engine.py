@@ -711,6 +711,14 @@ def test_connection_error_names_setting_to_fix(start: Start, settings: dict[str,
     source.close()
 
 
+def test_connection_error_contains_the_reason_of_the_engine(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_SESSIONS", 0)
+    source = RemoteSource(start(ScriptedEngine(), **ENGINE).ready().address, KEY)
+    with pytest.raises(EngineError, match="too many front ends"):
+        source()
+    source.close()
+
+
 def test_unknown_host_error_names_allow_host_option(start: Start) -> None:
     address = start(ScriptedEngine(), **ENGINE).ready().address.replace("127.0.0.1", "127.0.0.2")
     port = int(address.rpartition(":")[2])

@@ -479,4 +479,5 @@ def _error_response(error: NotsoError, status: int = 200) -> Response:
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(json.dumps(body), status, media_type="application/json")
+    # The line break lets a front end that expects a stream read an error, too.
+    return Response(json.dumps(body) + "\n", status, media_type="application/json")

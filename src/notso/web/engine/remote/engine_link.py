@@ -381,6 +381,8 @@ class EngineLink:
             self._in_use.discard(connection)
 
     def _handle_line(self, line: dict[str, Any]) -> None:
+        if "error" in line:
+            raise EngineError(error_from_wire(line["error"]).sentence)
         if "known" in line:
             self._end_unknown_answers(set(line["known"]))
         if "stats" in line:
