@@ -154,7 +154,7 @@ class AsyncEngine:
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
         """See `Engine.batch`. Canceling stops the answers."""
-        if isinstance(conversations, str | Mapping | Message):
+        if isinstance(conversations, str | Mapping | Message) or not isinstance(conversations, Iterable):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         sampling, request_options = apply_settings(params, options, settings)
         turns = [conversation(each) for each in conversations]

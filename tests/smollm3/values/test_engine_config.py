@@ -88,3 +88,18 @@ def test_kv_choices_match_the_supported_cache_formats() -> None:
 
 def test_max_num_seqs_does_not_exceed_max_sampled() -> None:
     assert MAX_NUM_SEQS <= MAX_SAMPLED
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "chat_template_file"])
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800"], ids=ascii)
+def test_paths_that_no_system_accepts_are_refused(name: str, path: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        EngineConfig.from_dict({name: path})
+    assert caught.value.param == name
+
+
+def test_unusable_cache_folder_does_not_prevent_loading(tmp_path: Path) -> None:
+    for folder in (tmp_path / ("x" * 300), tmp_path / "file"):
+        (tmp_path / "file").touch()
+        with Engine.load("demo", context_tokens=256, cache_dir=folder) as engine:
+            assert engine.chat("x", max_tokens=1).usage.completion_tokens == 1

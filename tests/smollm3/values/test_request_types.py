@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
+from notso.async_engine import AsyncEngine
+from notso.smollm3 import Engine, InvalidRequestError, Message, Replay, RequestOptions, SamplingParams, ToolName
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +88,67 @@ def test_sampling_params_of_wrong_type_are_refused(field: str, value: Any) -> No
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{field: value})
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("value", [0, "", (), np.array([1, 2])], ids=repr)
+def test_falsy_params_and_options_are_refused(engine: Engine, value: Any) -> None:
+    for name in ("params", "options"):
+        with pytest.raises(InvalidRequestError) as caught:
+            engine.chat("x", **{name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("value", ["no", 1, None, np.array([1, 2])], ids=repr)
+@pytest.mark.parametrize("name", ["thinking", "continue_last", "parallel_tool_calls", "is_plain", "token_ids"])
+def test_flags_must_be_booleans(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        RequestOptions(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("value", [np.array([1, 2]), [], 5], ids=repr)
+@pytest.mark.parametrize("name", ["tool_choice", "priority", "when_full"])
+def test_choices_must_be_text(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        RequestOptions(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x"])
+def test_names_within_options_must_be_text(value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="tool_choice must be"):
+        RequestOptions(tool_choice=ToolName(value))
+    with pytest.raises(InvalidRequestError, match="origin is text"):
+        Replay((1,), (), value)
+
+
+@pytest.mark.parametrize("prompt", [{1: 1}, {1}, {"role": "user"}, 5, None], ids=repr)
+def test_prompts_that_are_not_sequences_are_refused(engine: Engine, prompt: Any) -> None:
+    for use in (engine.continue_text, engine.submit, lambda each: engine.embed([each]), engine.estimate):
+        with pytest.raises(InvalidRequestError) as caught:
+            use(prompt)
+        assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("value", [None, True, 5, 1.5])
+def test_measurements_refuse_arguments_of_wrong_type(engine: Engine, value: Any) -> None:
+    for use in (engine.tokenize, engine.detokenize, engine.token_bytes, engine.logits, engine.batch):
+        with pytest.raises(InvalidRequestError):
+            use(value)
+    with pytest.raises(InvalidRequestError):
+        asyncio.run(AsyncEngine(engine).batch(value))
+
+
+@pytest.mark.parametrize("name", [[], {}, 5, "missing"], ids=repr)
+def test_adapters_that_are_not_names_are_refused(engine: Engine, name: Any) -> None:
+    for use in (lambda each: engine.logits([1], adapter=each), engine.adapters.of, engine.adapters.remove):
+        with pytest.raises(InvalidRequestError) as caught:
+            use(name)
+        assert caught.value.param == "adapter"
+
+
+def test_messages_are_refused_at_the_first_invalid_one(engine: Engine) -> None:
+    messages = iter([5, 6])
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\] must be"):
+        engine.chat(messages)  # type: ignore[arg-type]
+    assert list(messages) == [6]  # the iterator could be endless

@@ -34,7 +34,7 @@ class Adapters:
         """Return an adapter by name. Raises InvalidRequestError if it is not loaded."""
         if name is None:
             return None
-        found = self._loaded.get(name)
+        found = self._loaded.get(name) if isinstance(name, str) else None
         if found is None:
             raise InvalidRequestError("the adapter is not loaded", param="adapter")
         return found[0]
@@ -73,7 +73,8 @@ class Adapters:
     def remove(self, name: str) -> None:
         """Remove an adapter; running requests keep using it. Raises InvalidRequestError or EngineError."""
         with self._change_lock:
-            if name not in self._loaded:
+            adapter = self.of(name)
+            if adapter is None:
                 raise InvalidRequestError("the adapter is not loaded", param="adapter")
-            adapter, _ = self._loaded.pop(name)
+            del self._loaded[name]
             self._core.call(lambda: self._core.runner.remove_adapter(adapter))

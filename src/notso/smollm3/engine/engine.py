@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -345,6 +345,7 @@ class Engine:
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Return token ids; `special`: parse control tokens. Raises InvalidRequestError for invalid Unicode."""
+        require(isinstance(text, str), "text", "text")
         return self.tokenizer.encode(text, control=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -356,7 +357,7 @@ class Engine:
         return [self.tokenizer.token_bytes(id) for id in self._validate_ids(ids)]
 
     def _validate_ids(self, ids: Sequence[int]) -> list[int]:
-        return validate_ids(ids, self.config.vocab_size) if len(ids) else []
+        return [] if isinstance(ids, Sized) and len(ids) == 0 else validate_ids(ids, self.config.vocab_size)
 
     def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
         """Return the prompt that the template renders."""
@@ -505,7 +506,7 @@ class Engine:
         All conversations are validated before the first answer starts. Raises the same errors as `chat`; a failed
         answer stops the others.
         """
-        if isinstance(conversations, str | Mapping | Message):
+        if isinstance(conversations, str | Mapping | Message) or not isinstance(conversations, Iterable):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
         params, options = apply_settings(params, options, settings)
         submits = [self.prepare(conversation(each), params, options) for each in conversations]

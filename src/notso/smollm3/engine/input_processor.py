@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -244,7 +244,8 @@ class InputProcessor:
         return prompt
 
     def _prompt(self, prompt_input: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
-        if not hasattr(prompt_input, "__len__") or len(prompt_input) == 0:
+        is_list = hasattr(prompt_input, "__len__") and not isinstance(prompt_input, Mapping | Set)
+        if not is_list or len(prompt_input) == 0:
             raise InvalidRequestError("messages or token ids are required", param="messages")
         if isinstance(prompt_input, str):
             options.require_for_prompt(is_text=True)

@@ -7,6 +7,7 @@ block_pool), and a window is a more precise copy of a block (see kv_cache).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -361,7 +362,7 @@ def _open_windows(
 ) -> DiskStore | None:
     # If the KV format has no windows, returns the store of an earlier format's windows, which count toward the budget.
     folder = folder / "windows"
-    if not window_bytes and not folder.is_dir():
+    if not window_bytes and not os.path.isdir(folder):  # noqa: PTH112 - raises no error
         return None
     return DiskStore(folder, cache_version, window_bytes, budget_bytes if window_bytes else 0, evicts=evicts)
 

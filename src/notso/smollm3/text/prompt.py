@@ -202,9 +202,9 @@ class PromptWriter:
 
 def validate_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     """Return token ids as a list. Raises InvalidRequestError."""
-    if len(ids) == 0:
-        raise InvalidRequestError("the prompt has no tokens", param="messages")
     try:
+        if len(ids) == 0:
+            raise InvalidRequestError("the prompt has no tokens", param="messages")
         tokens = [operator.index(token) for token in ids]
     except TypeError:
         raise InvalidRequestError("messages or token ids are required", param="messages") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from notso.smollm3.errors import InvalidRequestError
@@ -29,7 +30,7 @@ def conversation(messages: ChatInput, *more: Turn) -> list[Message]:
     turns = [messages] if isinstance(messages, Message | Mapping) else messages
     if not isinstance(turns, Iterable) or isinstance(turns, bytes | bytearray):
         raise _invalid("messages", "text, a message, or a list of messages")
-    found = [_message(turn, f"messages[{place}]") for place, turn in enumerate([*turns, *more])]
+    found = [_message(turn, f"messages[{place}]") for place, turn in enumerate(chain(turns, more))]
     if not found:
         raise InvalidRequestError("messages are required", param="messages")
     return found

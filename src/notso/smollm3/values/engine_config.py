@@ -30,6 +30,10 @@ DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for prompt prefixes named by Fixe
 DEVICES = "auto, cpu, cuda or cuda:N"
 
 
+# Python represents undecodable bytes of a path as the surrogates U+DC80 to U+DCFF.
+_NOT_IN_PATHS = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Settings of a loaded model; JSON-compatible.
@@ -80,6 +84,7 @@ class EngineConfig:
             path = getattr(self, name)
             require(path is None or isinstance(path, str), name, "a path, as text")
             if path is not None and name != "model":  # `model` may also be the name of an installed model
+                require(not _NOT_IN_PATHS.search(path), name, "a path without NUL characters and lone surrogates")
                 object.__setattr__(self, name, expand_home(path))
         require(_is_count(self.context_tokens, 1), "context_tokens", "a positive whole number")
         require(_is_count(self.threads, 1, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")

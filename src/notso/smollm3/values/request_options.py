@@ -90,6 +90,7 @@ class Replay:
             values = getattr(self, name)
             are_numbers = isinstance(values, tuple) and all(type(each) is int and each >= 0 for each in values)
             require(are_numbers, "replay", f"a Replay in which {name} is a tuple of whole numbers, 0 or more")
+        require(isinstance(self.origin, str), "replay", "a Replay in which origin is text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,14 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
-            require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+            value = getattr(self, name)
+            require(isinstance(value, str) and value in choices, name, f"one of {', '.join(choices)}")
         are_tools = self.tools is None or (isinstance(self.tools, Sequence) and not isinstance(self.tools, str))
         require(are_tools, "tools", "a list")
-        choice_is_known = isinstance(self.tool_choice, ToolName) or self.tool_choice in ("auto", "none", "required")
-        require(choice_is_known, "tool_choice", "auto, none, required or a ToolName")
-        require(isinstance(self.parallel_tool_calls, bool), "parallel_tool_calls", "true or false")
+        choice = self.tool_choice
+        is_known = isinstance(choice, str) and choice in ("auto", "none", "required")
+        is_named = isinstance(choice, ToolName) and isinstance(choice.name, str)
+        require(is_known or is_named, "tool_choice", "auto, none, required or a ToolName")
         for name in ("strict_tools", "logits_processors"):
             names = getattr(self, name)
             are_names = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
@@ -193,7 +196,7 @@ class RequestOptions:
             is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
             require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
         require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
-        for name in ("prompt_only", "embedding", "is_plain", "token_ids"):
+        for name in _FLAGS:
             require(isinstance(getattr(self, name), bool), name, "true or false")
         require(self.prompt_only or not self.embedding, "embedding", "combined with prompt_only")
         require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of a loaded adapter")
@@ -216,6 +219,9 @@ class RequestOptions:
                 raise InvalidRequestError(
                     f"{name} requires messages, because other prompts use no chat template", param=name
                 )
+
+
+_FLAGS = ("thinking", "parallel_tool_calls", "prompt_only", "embedding", "is_plain", "continue_last", "token_ids")
 
 
 class AnswerSettings(SamplingSettings, total=False):
@@ -271,7 +277,8 @@ def with_defaults(
     params: SamplingParams | None, options: RequestOptions | None
 ) -> tuple[SamplingParams, RequestOptions]:
     """Replace None with defaults. Raises InvalidRequestError for wrong types."""
-    params, options = params or SamplingParams(), options or RequestOptions()
+    params = SamplingParams() if params is None else params
+    options = RequestOptions() if options is None else options
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError("params must be SamplingParams; pass several messages in one list", param="params")
     if not isinstance(options, RequestOptions):
