@@ -11,7 +11,7 @@ from documents.made import chrome_pdf, form_pdf, text_pdf, xlsx
 
 from notso.documents import reading
 from notso.documents.reading import DocumentReader, assemble_document, parse_frames
-from notso.documents.values import UnreadableError
+from notso.documents.values import UnreadableError, unreadable
 from notso.system.confinement import lacking
 
 END = {"kind": "text", "title": "", "warnings": []}
@@ -151,3 +151,19 @@ def test_killed_reader_raises_unreadable_error() -> None:
 )
 def test_nothing_is_imported_in_the_sandbox(name: str, data: bytes, text: str) -> None:
     assert text in DocumentReader(data, name, bool(lacking())).read().text
+
+
+def test_error_of_a_hostile_parser_can_be_stored() -> None:
+    values = {"code": 1, "message": 2, "self": 3, "\ud800": 4, "limit": "x"}
+    with pytest.raises(UnreadableError) as caught:
+        made({"refused": "is b\ud800ad", "code": "document_\ud800", "values": values})
+    stored = caught.value.stored()
+    stored.encode()
+    restored = unreadable(stored)
+    assert (str(restored), restored.code) == ("is bad", "document_")
+    assert restored.values == {"code": 1, "message": 2, "self": 3, "": 4}
+
+
+@pytest.mark.parametrize("stored", ['["a", "b", {"c": Infinity}]', "[" * 100_000, '["a", "b", {"c": []}]', "[]", "5"])
+def test_other_stored_errors_are_shown_as_they_are(stored: str) -> None:
+    assert str(unreadable(stored)) == stored

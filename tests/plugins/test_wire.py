@@ -35,8 +35,11 @@ def test_invalid_frames_are_refused(data: bytes) -> None:
 
 
 def test_values_that_cannot_be_packed_are_refused() -> None:
-    for packet in (float("nan"), object(), "x" * (wire.MAX_CALL_BYTES + 1)):
-        with pytest.raises((ValueError, TypeError)):
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for packet in (float("nan"), object(), {(): 1}, nested, "x" * (wire.MAX_CALL_BYTES + 1)):
+        with pytest.raises(ValueError):
             wire.encode_packet(packet)
 
 

@@ -94,8 +94,8 @@ def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[
                 if at > MAX_CHARACTERS + len(PAGE_BREAK) * MAX_PAGES or len(pages) > MAX_PAGES:
                     raise _unread("its parser exceeded the limits")
             case {"refused": str(sentence), "code": str(code), "values": dict(values)}:
-                figures = {str(name): each for name, each in values.items() if isinstance(each, int)}
-                raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS), code, **figures)
+                figures = {clean(name): each for name, each in values.items() if isinstance(each, int)}
+                raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS), clean(code), **figures)
             case {"missing": str()}:
                 raise UnreadableError(
                     f"requires libraries that are not installed: {install_line('documents')}", "document_extra"

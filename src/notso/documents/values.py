@@ -58,7 +58,7 @@ class UnreadableError(Exception):
     `code` selects the translation of the message ('': none), and `values` are the numbers in it.
     """
 
-    def __init__(self, message: str, code: str = "", **values: int) -> None:
+    def __init__(self, message: str, code: str = "", /, **values: int) -> None:
         super().__init__(message)
         self.code = code
         self.values = values
@@ -88,7 +88,7 @@ def unreadable(stored: str) -> UnreadableError:
     try:
         message, code, values = json.loads(stored)
         return UnreadableError(str(message), str(code), **{str(name): int(each) for name, each in values.items()})
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return UnreadableError(stored)
 
 

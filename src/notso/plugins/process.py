@@ -126,7 +126,7 @@ class PluginProcess:
         try:
             number = next(self._call_ids)
             data = wire.encode_packet({"id": number, "kind": kind, "given": arguments})
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise self._error(f"cannot receive this value: {error}") from None
         future: Future[Any] = Future()
         with self._lock:

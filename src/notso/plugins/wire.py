@@ -22,8 +22,11 @@ _LENGTH = struct.Struct("<I")
 
 
 def encode_packet(packet: Any, max_bytes: int = MAX_CALL_BYTES) -> bytes:
-    """Serialize a packet. Raises ValueError."""
-    body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
+    """Serialize a packet. Raises ValueError if it is not JSON, or too large or nested."""
+    try:
+        body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
     if len(body) > max_bytes:
         raise ValueError(f"more than {max_bytes >> 20} MiB of JSON")
     return _LENGTH.pack(len(body)) + body

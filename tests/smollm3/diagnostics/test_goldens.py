@@ -173,3 +173,8 @@ def test_malformed_golden_sets_are_refused(text: str, words: str, tmp_path: Path
     assert "\n" not in str(error.value)
     with pytest.raises(InvalidRequestError, match="No such file"):
         check_goldens(model, tmp_path / "absent.json")
+
+
+def test_goldens_must_be_a_regular_file() -> None:
+    with pytest.raises(InvalidRequestError, match="regular"):
+        check_goldens("demo", Path("/dev/null"))  # a pipe or /dev/zero would never end

@@ -218,3 +218,11 @@ def test_missing_or_unusable_tokenizer_is_refused(tmp_path: Path, words: dict[st
     ):
         with pytest.raises(error):
             write_synthetic(tmp_path / "a", **SMALL, tokenizer=source)
+
+
+@pytest.mark.parametrize("value", [None, "8", True, 1.5, 10**400, float("nan")], ids=repr)
+@pytest.mark.parametrize("name", ["layers", "hidden", "ffn", "heads", "kv_heads", "vocab"])
+def test_shape_of_wrong_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} must be") as caught:
+        SyntheticShape(**{name: value})
+    assert caught.value.param == name

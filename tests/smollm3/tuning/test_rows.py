@@ -220,3 +220,8 @@ def test_held_out_rows_are_chosen_by_seed() -> None:
     assert split(rows, 0.1, 1) == (learned, held_out) and split(rows, 0.1, 2)[1] != held_out
     assert split(rows[:9], 0.5, 1) == (rows[:9], []), "too few rows for a split"
     assert len(split(rows[:12], 0.01, 1)[1]) == 1 and split(rows, 0.0, 1) == (rows, [])
+
+
+def test_only_regular_files_are_read(writer: RowWriter) -> None:
+    with pytest.raises(OSError, match="regular"):
+        writer.read(Path("/dev/null"))  # a pipe or /dev/zero would never end

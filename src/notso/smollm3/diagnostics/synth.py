@@ -50,7 +50,7 @@ class SyntheticShape:
             ("vocab", 1_000_000),
         ):
             value = getattr(self, name)
-            if not 1 <= value <= limit:
+            if type(value) is not int or not 1 <= value <= limit:
                 raise InvalidRequestError(f"{name} must be from 1 to {limit}, not {value}", param=name)
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise InvalidRequestError(

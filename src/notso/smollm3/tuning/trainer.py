@@ -55,7 +55,8 @@ class Recipe:
             ("seed", 0, 2**32 - 1),
         ):
             value = getattr(self, name)
-            if not least <= value <= most:  # NaN fails too
+            kinds = (int, float) if isinstance(least, float) else (int,)
+            if type(value) not in kinds or not least <= value <= most:  # NaN fails too
                 raise InvalidRequestError(f"{name} must be between {least:g} and {most:g}, not {value}", param=name)
 
     def digest(self, *more: bytes) -> str:
@@ -104,7 +105,7 @@ def run_start_date(folder: Path) -> date | None:
     """Return the date when a run started, or None."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -242,9 +243,9 @@ def _open_run(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str,
     except FileNotFoundError:
         state = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
         _write(folder, state)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TuningError(f"{folder / RUN_FILE} is not JSON: use --restart to start over") from None
-    if state.get("digest") != digest:
+    if not isinstance(state, dict) or state.get("digest") != digest:
         raise TuningError(f"{folder} contains a run with other rows, model or settings: use --restart to start over")
     return state
 
@@ -263,7 +264,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
             found = found or path
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             shutil.rmtree(path, ignore_errors=True)
     return found
 

@@ -28,7 +28,7 @@ from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Message, ToolCall
 from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
-from notso.text_file import NotTextError, decode_text
+from notso.text_file import NotTextError, read_text
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -41,6 +41,7 @@ _REASONING = re.compile(r"\s*<think>(?:\n(.*?)\n</think>\n|\n?(.*?)\n?</think>\n
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 NOT_LEARNED = -100  # label that PyTorch's cross entropy ignores
 
+MAX_BYTES = 1 << 30
 LEAST_TO_HOLD_OUT = 10  # with fewer rows, none are held out
 
 
@@ -126,7 +127,7 @@ class RowWriter:
 
 def _text_of(path: Path) -> str:
     try:
-        return decode_text(path.read_bytes())
+        return read_text(path, MAX_BYTES)
     except NotTextError as error:
         raise InvalidRequestError(f"{path.name} {error}", param="data") from None
 

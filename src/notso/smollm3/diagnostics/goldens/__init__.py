@@ -24,6 +24,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.strict_json import DECODER
+from notso.text_file import read_regular
 
 RELEASED = Path(__file__).with_name("smollm3-3b.json")
 
@@ -140,7 +141,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequestError(f"{path}: goldens are limited to {MAX_BYTES >> 20} MiB")
-        document = DECODER.decode(path.read_text("utf-8"))
+        document = DECODER.decode(read_regular(path, MAX_BYTES).decode())
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
