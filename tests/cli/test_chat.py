@@ -405,3 +405,12 @@ def test_adapter_is_kept_on_failed_model_switch_and_dropped_on_success(
     assert opened == [["tone=a.gguf"], [], ["tone=a.gguf"], []]
     assert [each.adapter for each in engine.options] == ["tone", None]
     assert "adapter tone belongs to the previous model" in result.err + result.out
+
+
+def test_loop_of_links_is_reported_or_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "loop"
+    path.symlink_to("loop")
+    with pytest.raises(ChatFileError, match="loop"):
+        write_chat(path, "x")
+    write_chat(path, "x", replace=True)
+    assert path.read_text() == "x"

@@ -447,3 +447,8 @@ def test_port_variable_of_a_kubernetes_service_is_ignored(notso: Run, monkeypatc
     monkeypatch.setenv("NOTSO_PORT", "many")
     refused = notso("doctor", "--json")
     assert refused.code == 2 and "NOTSO_PORT" in refused.err
+
+
+def test_loop_of_links_causes_no_unexpected_error(notso: Run, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "unexpected" not in notso("dataset", str(tmp_path / "x"), "--preferences", str(tmp_path / "loop")).err

@@ -277,7 +277,7 @@ def check_output_path(out: Path, force: bool, name: str, *, replaces: bool = Tru
 
 def check_distinct_outputs(first: Path, second: Path, name: str) -> None:
     """Raise typer.BadParameter if both output files are the same."""
-    if first.resolve() == second.resolve():
+    if os.path.realpath(first) == os.path.realpath(second):
         raise typer.BadParameter(f"{second} is already the other output file", param_hint=name)
 
 

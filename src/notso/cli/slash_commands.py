@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -327,7 +328,7 @@ class ChatFileError(Exception):
 def write_chat(path: Path, content: str, *, replace: bool = False) -> None:
     """Write a file that only its owner can read. `replace`: overwrite an existing file. Raises ChatFileError."""
     try:
-        write_private(path.resolve() if replace else path, content, replace=replace)
+        write_private(Path(os.path.realpath(path)) if replace else path, content, replace=replace)
     except FileExistsError:
         raise ChatFileError(f"{path} already exists; use another name") from None
     except (OSError, ValueError) as error:

@@ -33,7 +33,7 @@ class Sentence(str):
     code: str
     values: Mapping[str, str | int]
 
-    def __new__(cls, english: str, code: str, **values: str | int) -> Sentence:
+    def __new__(cls, english: str, code: str, /, **values: str | int) -> Sentence:
         sentence = super().__new__(cls, english)
         sentence.code, sentence.values = code, values
         return sentence

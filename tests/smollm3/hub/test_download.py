@@ -354,3 +354,17 @@ def test_known_files_match_published_sizes_and_hashes() -> None:
     }
     assert all(len(file.sha256) == 64 and len(file.revision) == 40 for file in registry.KNOWN_FILES)
     assert len({dataclasses.astuple(file) for file in registry.KNOWN_FILES}) == 2
+
+
+def test_cached_file_that_vanishes_while_it_is_verified_is_reported(
+    fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pull(official_file).path
+    for name in ("stored_hash", "sha256_of"):
+        with monkeypatch.context() as patched:
+            if name == "sha256_of":
+                patched.setattr(registry, "stored_hash", lambda path: None)
+            patched.setattr(registry, name, lambda path, *_: path.with_name("removed").read_bytes())
+            with pytest.raises(DownloadError, match="cannot be read: No such file"):
+                pull(official_file)
+    assert path.exists()

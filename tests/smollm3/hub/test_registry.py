@@ -290,3 +290,10 @@ def test_unreadable_cache_is_like_an_empty_one(own_home: Path, monkeypatch: pyte
     assert [each.name for each in registry.local_models()] == ["demo"]
     assert registry.resolve_model() is None and registry.cached_files("a/b") == []
     assert plan_download(registry.KNOWN_FILES[0]).have_bytes == 0
+
+
+def test_snapshot_with_undecodable_name_is_listed(own_home: Path) -> None:
+    snapshot = registry.hub_cache() / "models--a--b" / "snapshots" / "r\udcff"
+    snapshot.mkdir(parents=True)
+    (snapshot / "smollm3-x.gguf").touch()
+    assert snapshot / "smollm3-x.gguf" in [each.path for each in registry.local_models()]

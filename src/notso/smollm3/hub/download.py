@@ -307,9 +307,13 @@ class _Part:
 
 
 def _verify_cached(file: KnownFile, path: Path, report: Progress) -> DownloadedFile:
-    sha256 = registry.stored_hash(path)
-    if sha256 != file.sha256:
-        sha256 = registry.sha256_of(path, report)
+    try:
+        sha256 = registry.stored_hash(path)
+        is_stored = sha256 == file.sha256
+        sha256 = file.sha256 if is_stored else registry.sha256_of(path, report)
+    except OSError as error:
+        raise DownloadError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not is_stored:
         if sha256 != file.sha256:
             raise DownloadError(
                 f"{path} does not match its published SHA-256: expected {file.sha256}, got {sha256}; "

@@ -259,7 +259,7 @@ def _files_by_download(folder: Path) -> list[Path]:
     def downloaded_at(path: Path) -> int:
         # The link's time is used, because revisions with the same content share a blob. The time of refs/main counts,
         # too: if huggingface_hub downloads a revision whose files are already cached, it writes only this file.
-        is_main = path.relative_to(folder).parts[1].encode() == main.strip()
+        is_main = os.fsencode(path.relative_to(folder).parts[1]) == main.strip()
         return max(path.lstat().st_mtime_ns, main_at if is_main else 0)
 
     found: list[Path] = []

@@ -304,6 +304,12 @@ def test_unknown_and_malformed_kinds_of_errors_are_skipped() -> None:
     assert type(error_from_wire({"kinds": [[], {}, "Unknown", "ModelError"], "message": "no"})) is ModelError
 
 
+@pytest.mark.parametrize("name", ["cls", "english", "code", "self"])
+def test_values_of_an_error_can_have_any_name(name: str) -> None:
+    restored = error_from_wire({"kinds": ["EngineError"], "message": "no", "code": "x", "values": {name: 1}})
+    assert error_to_wire(restored)["values"] == {name: 1}
+
+
 @pytest.mark.parametrize(("hint", "given_value"), WRONG)
 def test_invalid_packed_value_is_rejected(hint: Any, given_value: Any) -> None:
     with pytest.raises(ValueError):
