@@ -122,7 +122,7 @@ def test_names_within_options_must_be_text(value: Any) -> None:
         Replay((1,), (), value)
 
 
-@pytest.mark.parametrize("prompt", [{1: 1}, {1}, {"role": "user"}, 5, None], ids=repr)
+@pytest.mark.parametrize("prompt", [{1: 1}, {1}, {"role": "user"}, 5, None, np.array([[1, 2]])], ids=repr)
 def test_prompts_that_are_not_sequences_are_refused(engine: Engine, prompt: Any) -> None:
     for use in (engine.continue_text, engine.submit, lambda each: engine.embed([each]), engine.estimate):
         with pytest.raises(InvalidRequestError) as caught:

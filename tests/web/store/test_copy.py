@@ -295,3 +295,12 @@ def test_copy_is_refused_while_a_server_uses_source_or_target(tmp_path: Path, ne
     in_directory(before, holding)
     with pytest.raises(StorageError, match="contains no chats"):
         copy_database(str(tmp_path / "nowhere"), new_database)
+
+
+def test_places_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "notso.db").touch()
+    for source, target in (("loop", "x"), ("x" * 300, "x"), ("before", "loop")):
+        with pytest.raises(StorageError):
+            copy_database(str(tmp_path / source), str(tmp_path / target))

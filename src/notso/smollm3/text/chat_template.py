@@ -249,10 +249,10 @@ def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> 
 
 class _Conversation:
     def __init__(self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool) -> None:
-        if not messages:
-            raise InvalidRequestError("there is no message to answer", param="messages")
         if not isinstance(messages, Sequence) or not all(isinstance(message, Message) for message in messages):
             raise InvalidRequestError("every message must be a Message", param="messages")
+        if not messages:
+            raise InvalidRequestError("there is no message to answer", param="messages")
         if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
             raise InvalidRequestError("tools must be a list", param="tools")
         fixed = thinking_set_by(messages[0].content) if messages[0].role == "system" else None
