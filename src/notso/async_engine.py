@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Unpack
 
 from notso.smollm3.engine.engine import MAX_BATCHED, Engine, Floats
-from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
+from notso.smollm3.values.chat_input import ChatInput, Turn, conversation, split_batch
 from notso.smollm3.values.engine_config import EngineConfig, EngineSettings
 from notso.smollm3.values.events import Completion, Event, Usage
-from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import AnswerSettings, RequestOptions, apply_settings
 from notso.smollm3.values.sampling_params import SamplingParams
 
@@ -154,10 +152,9 @@ class AsyncEngine:
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
         """See `Engine.batch`. Canceling stops the answers."""
-        if isinstance(conversations, str | Mapping | Message) or not isinstance(conversations, Iterable):
-            raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
+        each_conversation = split_batch(conversations)
         sampling, request_options = apply_settings(params, options, settings)
-        turns = [conversation(each) for each in conversations]
+        turns = [conversation(each) for each in each_conversation]
         begins = await asyncio.to_thread(
             lambda: [self.engine.prepare(each, sampling, request_options) for each in turns]
         )

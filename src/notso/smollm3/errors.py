@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from notso.qtensor import NotsoError as NotsoError
 from notso.qtensor import Sentence as Sentence
 from notso.qtensor import one_line as one_line
@@ -43,6 +46,14 @@ def require(holds: bool, name: str, what: str) -> None:
     """Raise InvalidRequestError ("NAME must be WHAT") unless `holds`."""
     if not holds:
         raise InvalidRequestError(f"{name} must be {what}", param=name)
+
+
+def iterate(values: Any, name: str, what: str) -> Iterator[Any]:
+    """Return an iterator over `values`. Raises InvalidRequestError ("NAME must be WHAT")."""
+    try:
+        return iter(values)
+    except TypeError:  # not Iterable is insufficient: arrays without dimensions are Iterable, and other sequences not
+        raise InvalidRequestError(f"{name} must be {what}", param=name) from None
 
 
 class ContextLengthError(InvalidRequestError):

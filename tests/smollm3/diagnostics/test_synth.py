@@ -220,9 +220,18 @@ def test_missing_or_unusable_tokenizer_is_refused(tmp_path: Path, words: dict[st
             write_synthetic(tmp_path / "a", **SMALL, tokenizer=source)
 
 
-@pytest.mark.parametrize("value", [None, "8", True, 1.5, 10**400, float("nan")], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [None, "8", True, 1.5, 10**5000, float("nan")],
+    ids=lambda value: type(value).__name__,
+)
 @pytest.mark.parametrize("name", ["layers", "hidden", "ffn", "heads", "kv_heads", "vocab"])
 def test_shape_of_wrong_type_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name} must be") as caught:
+    with pytest.raises(InvalidRequestError, match=f"{name} must be a whole number from 1 to") as caught:
         SyntheticShape(**{name: value})
     assert caught.value.param == name
+
+
+def test_shape_accepts_integers_of_numpy() -> None:
+    shape = SyntheticShape(hidden=np.int64(2048), heads=np.uint8(16), kv_heads=np.uint8(4))
+    assert shape == SyntheticShape() and shape.kv_width == 512

@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from notso.smollm3 import InvalidRequestError
@@ -35,6 +36,19 @@ def test_recipe_digest_depends_on_settings_and_inputs() -> None:
 def test_recipe_value_of_wrong_type_is_named(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=f"{name} must be"):
         Recipe(**{name: value})
+
+
+def test_errors_of_a_recipe_state_the_type_and_the_range() -> None:
+    wrong: Any
+    for wrong in (2.0, True, 10**5000):
+        with pytest.raises(InvalidRequestError, match="epochs must be a whole number from 1 to 10,000"):
+            Recipe(epochs=wrong)
+    with pytest.raises(InvalidRequestError, match=r"learning_rate must be a number from 1e-07 to 1\.0"):
+        Recipe(learning_rate=2)
+
+
+def test_numbers_of_a_recipe_can_be_numpy_floats() -> None:
+    assert Recipe(learning_rate=np.float64(1e-3)).digest() == Recipe(learning_rate=1e-3).digest()
 
 
 @pytest.mark.parametrize("value", [1.5, float("inf")])

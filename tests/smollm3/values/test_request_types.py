@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,17 +123,29 @@ def test_names_within_options_must_be_text(value: Any) -> None:
         Replay((1,), (), value)
 
 
-@pytest.mark.parametrize("prompt", [{1: 1}, {1}, {"role": "user"}, 5, None, np.array([[1, 2]])], ids=repr)
+@pytest.mark.parametrize(
+    "prompt", [{1: 1}, {0: 1}.values(), {1}, {"role": "user"}, 5, None, np.array([[1, 2]]), np.array(5)], ids=repr
+)
 def test_prompts_that_are_not_sequences_are_refused(engine: Engine, prompt: Any) -> None:
-    for use in (engine.continue_text, engine.submit, lambda each: engine.embed([each]), engine.estimate):
+    for use in (
+        engine.continue_text,
+        engine.submit,
+        lambda each: engine.embed([each]),
+        engine.estimate,
+        engine.speculative_prefill,
+    ):
         with pytest.raises(InvalidRequestError) as caught:
             use(prompt)
         assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("value", [None, True, 5, 1.5])
+@pytest.mark.parametrize("value", [None, True, 5, 1.5, np.array(5)], ids=repr)
 def test_measurements_refuse_arguments_of_wrong_type(engine: Engine, value: Any) -> None:
-    for use in (engine.tokenize, engine.detokenize, engine.token_bytes, engine.logits, engine.batch):
+    for use in (
+        *(engine.tokenize, engine.detokenize, engine.token_bytes, engine.logits),
+        *(engine.batch, engine.chat, engine.embed, engine.count_tokens, engine.render),
+        *(lambda each: SamplingParams(stop=each), lambda each: SamplingParams(stop_token_ids=each)),
+    ):
         with pytest.raises(InvalidRequestError):
             use(value)
     with pytest.raises(InvalidRequestError):
@@ -152,3 +165,31 @@ def test_messages_are_refused_at_the_first_invalid_one(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\[0\] must be"):
         engine.chat(messages)  # type: ignore[arg-type]
     assert list(messages) == [6]  # the iterator could be endless
+
+
+class Dataset:
+    """Like the datasets of PyTorch, it is iterable only by index."""
+
+    def __init__(self, *items: str) -> None:
+        self.items = items
+
+    def __getitem__(self, place: int) -> str:
+        return self.items[place]
+
+
+def test_values_that_are_iterable_only_by_index_are_accepted(engine: Engine) -> None:
+    texts: Any = Dataset("a", "b")
+    assert len(engine.batch(texts, max_tokens=1)) == len(engine.embed(texts)) == 2
+    assert len(asyncio.run(AsyncEngine(engine).batch(texts, max_tokens=1))) == 2
+    assert SamplingParams(stop=texts).stop == ("a", "b")
+
+
+def test_message_errors_name_the_list(engine: Engine) -> None:
+    messages: Any = np.array([Message("user", "x")] * 2, object)
+    for use in (engine.submit, engine.estimate):
+        with pytest.raises(InvalidRequestError, match="messages must be a list of Messages"):
+            use(messages)
+
+
+def test_deques_of_messages_are_prefilled(engine: Engine) -> None:
+    engine.speculative_prefill(deque([Message("user", "x")]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from dataclasses import replace
 from datetime import date
@@ -304,3 +305,11 @@ def test_places_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     for source, target in (("loop", "x"), ("x" * 300, "x"), ("before", "loop")):
         with pytest.raises(StorageError):
             copy_database(str(tmp_path / source), str(tmp_path / target))
+
+
+def test_empty_source_means_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Patched, because the root directory of a machine may contain a file of this name.
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "notso.db")
+    with pytest.raises(StorageError, match="the same"):
+        copy_database("", str(tmp_path))

@@ -16,7 +16,7 @@ import numpy as np
 from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GGUFWriter, random_blocks
 from notso.smollm3.conversion.converter import general_entries
 from notso.smollm3.conversion.hf_config import Entries
-from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.errors import InvalidRequestError, ModelFileError, require
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.model.weights import Q4_K_M, has_more_bits
 from notso.smollm3.text.tokenizer_pipeline import PIPELINE_KEY, tokenizer_entries
@@ -50,8 +50,9 @@ class SyntheticShape:
             ("vocab", 1_000_000),
         ):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= limit:
-                raise InvalidRequestError(f"{name} must be from 1 to {limit}, not {value}", param=name)
+            is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            require(is_whole and 1 <= value <= limit, name, f"a whole number from 1 to {limit:,}")
+            object.__setattr__(self, name, int(value))  # small integers of numpy would overflow
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise InvalidRequestError(
                 f"hidden ({self.hidden}) must be divisible into {self.heads} heads of even size", param="heads"

@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -46,6 +46,7 @@ from notso.smollm3.errors import (
     ModelFileError,
     Sentence,
     TemplateError,
+    iterate,
     require,
 )
 from notso.smollm3.hub.registry import demo_path, resolve_model
@@ -64,7 +65,7 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, validate_ids
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.values.chat_input import ChatInput, Turn, conversation
+from notso.smollm3.values.chat_input import ChatInput, Turn, conversation, split_batch
 from notso.smollm3.values.engine_config import AdapterSource, EngineConfig, EngineSettings, expand_home
 from notso.smollm3.values.events import Completion, Event
 from notso.smollm3.values.messages import Message, Priority
@@ -350,14 +351,11 @@ class Engine:
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError."""
-        return self.tokenizer.decode(self._validate_ids(ids), skip_control=False)
+        return self.tokenizer.decode(validate_ids(ids, self.config.vocab_size, least=0), skip_control=False)
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the text of each token as UTF-8; some tokens end within a character. Raises InvalidRequestError."""
-        return [self.tokenizer.token_bytes(id) for id in self._validate_ids(ids)]
-
-    def _validate_ids(self, ids: Sequence[int]) -> list[int]:
-        return [] if isinstance(ids, Sized) and len(ids) == 0 else validate_ids(ids, self.config.vocab_size)
+        return [self.tokenizer.token_bytes(id) for id in validate_ids(ids, self.config.vocab_size, least=0)]
 
     def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
         """Return the prompt that the template renders."""
@@ -506,10 +504,9 @@ class Engine:
         All conversations are validated before the first answer starts. Raises the same errors as `chat`; a failed
         answer stops the others.
         """
-        if isinstance(conversations, str | Mapping | Message) or not isinstance(conversations, Iterable):
-            raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
+        each_conversation = split_batch(conversations)
         params, options = apply_settings(params, options, settings)
-        submits = [self.prepare(conversation(each), params, options) for each in conversations]
+        submits = [self.prepare(conversation(each), params, options) for each in each_conversation]
         with closing(_submit_in_order(submits)) as generations:
             return [generation.result() for generation in generations]
 
@@ -541,8 +538,8 @@ class Engine:
         options = RequestOptions(
             prompt_only=True, embedding=True, thinking=False, owner=owner, adapter=adapter, priority=priority
         )
-        require(isinstance(texts, Iterable), "texts", "a text or a list of texts")
-        submits = [self.prepare(text, None, options) for text in ([texts] if isinstance(texts, str) else texts)]
+        each_text = iterate([texts] if isinstance(texts, str) else texts, "texts", "a text or a list of texts")
+        submits = [self.prepare(text, None, options) for text in each_text]
         vectors = []
         with closing(_submit_in_order(submits)) as generations:
             for generation in generations:

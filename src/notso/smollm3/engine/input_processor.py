@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -195,7 +195,8 @@ class InputProcessor:
     ) -> tuple[list[int], int, CacheSalt]:
         """Return the ids of an unsent prompt, the position of its last turn, and its salt (see `salt_with_prefix`).
         Raises the same errors as `write`, and InvalidRequestError if the last message is not the user's."""
-        ends_with_message = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
+        messages = [*messages] if isinstance(messages, Sequence) else []
+        ends_with_message = bool(messages) and isinstance(messages[-1], Message)
         if not ends_with_message or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
         prompt = self._prompt_within_context(messages, params, options)
@@ -244,14 +245,17 @@ class InputProcessor:
         return prompt
 
     def _prompt(self, prompt_input: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
-        is_list = hasattr(prompt_input, "__len__") and not isinstance(prompt_input, Mapping | Set)
-        if not is_list or len(prompt_input) == 0:
+        try:
+            first = None if isinstance(prompt_input, Mapping) else prompt_input[0]
+        except (TypeError, LookupError):
+            first = None
+        if first is None:
             raise InvalidRequestError("messages or token ids are required", param="messages")
         if isinstance(prompt_input, str):
             options.require_for_prompt(is_text=True)
             self._tokenizer.check_length([prompt_input], self._context_tokens)
             return Prompt(self._tokenizer.encode(prompt_input), goes_on=True)
-        if not isinstance(prompt_input[0], Message):
+        if not isinstance(first, Message):
             options.require_for_prompt(is_text=False)
             ids = validate_ids(cast(Sequence[int], prompt_input), self._tokenizer.vocab_size)
             return Prompt(ids, options.is_plain, may_think=not options.is_plain and self._prompts.may_think(ids))

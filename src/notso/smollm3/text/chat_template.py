@@ -250,7 +250,7 @@ def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> 
 class _Conversation:
     def __init__(self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool) -> None:
         if not isinstance(messages, Sequence) or not all(isinstance(message, Message) for message in messages):
-            raise InvalidRequestError("every message must be a Message", param="messages")
+            raise InvalidRequestError("messages must be a list of Messages", param="messages")
         if not messages:
             raise InvalidRequestError("there is no message to answer", param="messages")
         if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):

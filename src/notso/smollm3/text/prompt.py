@@ -200,14 +200,14 @@ class PromptWriter:
         return ids
 
 
-def validate_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
-    """Return token ids as a list. Raises InvalidRequestError."""
+def validate_ids(ids: Sequence[int], vocab_size: int, *, least: int = 1) -> list[int]:
+    """Return at least `least` token ids as a list. Raises InvalidRequestError."""
     try:
-        if len(ids) == 0:
+        if len(ids) < least:
             raise InvalidRequestError("the prompt has no tokens", param="messages")
         tokens = [operator.index(token) for token in ids]
     except TypeError:
         raise InvalidRequestError("messages or token ids are required", param="messages") from None
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocab_size:
         raise InvalidRequestError(f"token ids must be from 0 to {vocab_size - 1}", param="messages")
     return tokens

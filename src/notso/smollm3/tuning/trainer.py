@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from notso.extras import install_line
-from notso.smollm3.errors import InvalidRequestError, ModelError
+from notso.smollm3.errors import ModelError, require
 from notso.smollm3.model.lora import MAX_RANK
 from notso.smollm3.model.weights import MATRICES
 from notso.smollm3.tuning.training_rows import TrainingRow
@@ -55,9 +55,9 @@ class Recipe:
             ("seed", 0, 2**32 - 1),
         ):
             value = getattr(self, name)
-            kinds = (int, float) if isinstance(least, float) else (int,)
-            if type(value) not in kinds or not least <= value <= most:  # NaN fails too
-                raise InvalidRequestError(f"{name} must be between {least:g} and {most:g}, not {value}", param=name)
+            kind, what = (int | float, "a number") if isinstance(least, float) else (int, "a whole number")
+            fits = isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
+            require(fits, name, f"{what} from {least:,} to {most:,}")
 
     def digest(self, *more: bytes) -> str:
         found = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())

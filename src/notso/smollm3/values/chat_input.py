@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias, cast
 
-from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.errors import InvalidRequestError, iterate, require
 from notso.smollm3.values.messages import ROLES, Message, Role, ToolCall
 from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
@@ -16,6 +16,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 Turn: TypeAlias = Message | Mapping[str, Any]
 # A string is one user message.
 ChatInput: TypeAlias = str | Turn | Sequence[Turn]
+_CHAT_INPUT = "text, a message, or a list of messages"
 
 
 def conversation(messages: ChatInput, *more: Turn) -> list[Message]:
@@ -28,12 +29,22 @@ def conversation(messages: ChatInput, *more: Turn) -> list[Message]:
     if isinstance(messages, str):
         messages = Message("user", messages)
     turns = [messages] if isinstance(messages, Message | Mapping) else messages
-    if not isinstance(turns, Iterable) or isinstance(turns, bytes | bytearray):
-        raise _invalid("messages", "text, a message, or a list of messages")
-    found = [_message(turn, f"messages[{place}]") for place, turn in enumerate(chain(turns, more))]
+    require(not isinstance(turns, bytes | bytearray), "messages", _CHAT_INPUT)
+    each_turn = chain(iterate(turns, "messages", _CHAT_INPUT), more)
+    found = [_message(turn, f"messages[{place}]") for place, turn in enumerate(each_turn)]
     if not found:
         raise InvalidRequestError("messages are required", param="messages")
     return found
+
+
+def split_batch(conversations: Iterable[ChatInput]) -> Iterator[ChatInput]:
+    """Return an iterator over the conversations of a batch. Raises InvalidRequestError."""
+    try:
+        if not isinstance(conversations, str | Mapping | Message):
+            return iter(conversations)
+    except TypeError:
+        pass
+    raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
 
 
 def _message(turn: object, where: str) -> Message:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from notso.smollm3.errors import InvalidRequestError, require
+from notso.smollm3.errors import InvalidRequestError, iterate, require
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
@@ -429,9 +429,7 @@ def _check(parameter: Parameter, value: object) -> None:
 def _list(parameter: Parameter, value: object) -> tuple[Any, ...]:
     name, most, characters = parameter.name, parameter.most, parameter.characters
     counted, listed = ("strings", "strings") if characters else ("ids", "token ids")
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequestError(f"{name} must be a sequence of {listed}", param=name)
-    items = tuple(value)
+    items = tuple(iterate(None if isinstance(value, str) else value, name, f"a sequence of {listed}"))
     if len(items) > most:
         raise InvalidRequestError(f"{name} must have at most {most} {counted}", param=name)
     for item in items:

@@ -256,7 +256,7 @@ def _read_batches(db: SQLConnection, table: Table) -> Iterator[list[Any]]:
 def _chat_store_at(place: str, *, must_exist: bool = False) -> SQLStore:
     if is_postgres(place):
         return create_store(Path(), place)
-    if must_exist and not os.path.exists(f"{place}/notso.db"):  # noqa: PTH110 - raises no error
+    if must_exist and not os.path.exists(os.path.join(place, "notso.db")):  # noqa: PTH110, PTH118 - raises no error
         raise StorageError(f"{place} contains no chats")
     return create_store(Path(place), None)
 
