@@ -216,13 +216,16 @@ def test_connection_that_breaks_before_a_submission_does_not_end_its_answer(
     start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reopened, begun, call, handle_line = threading.Event(), threading.Event(), EngineLink.call, EngineLink._handle_line
-    relay, source = relayed(start(ScriptedEngine(), **ENGINE).ready().address)
+    scripted, streams = ScriptedEngine(), list[Any]()
+    relay, source = relayed(start(scripted, **ENGINE).ready().address)
     engine = source()
+    scripted.gate.clear()
 
     def submit_late(link: EngineLink, name: str, body: Any) -> Any:
         if name == "submit":
             relay.cut()
             assert reopened.wait(60)
+            streams.append(link._stream)
         return call(link, name, body)
 
     def handle_late(link: EngineLink, line: dict[str, Any]) -> None:
@@ -235,8 +238,10 @@ def test_connection_that_breaks_before_a_submission_does_not_end_its_answer(
     monkeypatch.setattr(EngineLink, "_handle_line", handle_late)
     generation = engine.submit(ASKED)
     begun.set()
+    scripted.gate.set()
     wait(lambda: generation.finished)
     assert text(generation.read()) == DEFAULT_ANSWER
+    assert streams == [engine._link._stream], "the stream is not opened again"
 
 
 def test_response_that_ends_early_is_reported_as_a_broken_connection() -> None:
@@ -515,9 +520,11 @@ def test_engine_restart_fails_running_response(start: Start, relayed: Relayed, t
     steps.end()
 
 
+@pytest.mark.parametrize("is_read", [True, False], ids=["stream-first", "response-first"])
 def test_engine_restart_during_submission_fails_response(
-    start: Start, relayed: Relayed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    start: Start, relayed: Relayed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
+    submitted = threading.Event()
     monkeypatch.setattr(engine_link, "LOST_SECONDS", 600.0)
     first = start(ScriptedEngine(), **ENGINE).ready()
     anew = start(ScriptedEngine(), **ENGINE, data_dir=tmp_path / "anew").ready()
@@ -526,8 +533,12 @@ def test_engine_restart_during_submission_fails_response(
     call, handle_line = EngineLink.call, EngineLink._handle_line
 
     def handle(link: EngineLink, line: dict[str, Any]) -> None:
-        handle_line(link, line)
+        if is_read or "known" not in line:
+            handle_line(link, line)
         received.append(line)
+        if not is_read and "known" in line:
+            assert submitted.wait(60)
+            handle_line(link, line)
 
     def call_late(link: EngineLink, name: str, body: Any) -> Any:
         if name != "submit":
@@ -546,6 +557,7 @@ def test_engine_restart_during_submission_fails_response(
     monkeypatch.setattr(EngineLink, "_handle_line", handle)
     monkeypatch.setattr(EngineLink, "call", call_late)
     generation = engine.submit(ASKED)
+    submitted.set()
     wait(lambda: generation.finished)
     assert "was restarted" in str(generation.read()[-1].error)
     assert not link._open and text(engine.submit(ASKED).events()) == DEFAULT_ANSWER

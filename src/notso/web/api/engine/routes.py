@@ -124,6 +124,7 @@ class FrontEndSession:
     """One front end's answers, which survive a broken connection. Use only on the event loop."""
 
     def __init__(self, front_ends: FrontEndSessions) -> None:
+        self.id = secrets.token_hex(8)  # lets the front end notice a restart of the engine during a submission
         self._front_ends = front_ends
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
@@ -212,7 +213,7 @@ class FrontEndSession:
         for number in [each for each in self._answers if each <= up_to and each not in read and each not in pending]:
             self._drop(number)
         try:
-            yield self._line(stream, known=[number for number in read if number in self._answers])
+            yield self._line(stream, id=self.id, known=[number for number in read if number in self._answers])
             while stream is self._stream:
                 stream.changed.clear()
                 # Checked before the line is built, because an answer that ends later has events for another line.
@@ -417,7 +418,7 @@ async def submit(request: Request, sessions: FrontEnds) -> Response:
     message = await _read(request, partial(from_wire, EngineSubmission))
     session = sessions.existing_session(message.session)
     await session.begin(message, partial(_off_loop, request))
-    return _json({"result": True})
+    return _json({"result": session.id})
 
 
 @router.post("/prepare", dependencies=[FRONT_ENDS_ONLY])

@@ -93,7 +93,7 @@ class About:
 class _OpenAnswer:
     generation: Generation
     events: int = 0
-    begun: bool = False  # accepted by the engine
+    accepted_by: Any = None  # id of the engine's session
 
 
 class EngineLink:
@@ -110,12 +110,12 @@ class EngineLink:
         self._when_changed = when_changed
         self._session = secrets.token_hex(16)
         self._last = 0
-        self._pending: set[int] = set()  # answers that were being submitted when the stream was opened, and still are
         self._open: dict[int, _OpenAnswer] = {}
         self._spare: list[tuple[http.client.HTTPConnection, float]] = []
         self._in_use: set[http.client.HTTPConnection] = set()
         self._stream: socket.socket | None = None
         self._resumed: frozenset[int] = frozenset()  # answers that the stream continues
+        self._streamed_by: Any = None  # id of the engine's session; None until the first line of the stream
         self._steering: queue.Queue[tuple[str, int, socket.socket | None] | None] = queue.Queue()
         self._changed = threading.Condition()
         self._closed = False
@@ -168,25 +168,13 @@ class EngineLink:
             generation = Generation(lambda: self._on_steering_requested(number))
             entry = self._open[number] = _OpenAnswer(generation)
         try:
-            self.call("submit", {**body, "session": self._session, "number": number})
+            entry.accepted_by = self.call("submit", {**body, "session": self._session, "number": number})
         except BaseException:
             self._open.pop(number, None)
             self._steer("stop", number)  # the engine may have received the request, even if the call failed
             raise
-        else:
-            entry.begun = True
-            return generation
-        finally:
-            self._verify_submitted(number)
-
-    def _verify_submitted(self, number: int) -> None:
-        # A restarted engine may have opened the stream, after its predecessor accepted the request. The next stream
-        # shows whether the engine knows the answer.
-        with self._changed:
-            is_last = self._pending == {number}
-            self._pending.discard(number)
-        if is_last:
-            _cut(self._stream)
+        self._end_lost_answers()  # a restarted engine may have opened the stream meanwhile
+        return generation
 
     def end_all(self) -> None:
         for each in list(self._open.values()):
@@ -350,9 +338,8 @@ class EngineLink:
             with self._changed:
                 open_now, last = sorted(self._open.items()), self._last
                 # Events may arrive before the response to the request that submits the answer.
-                read = {number: each.events for number, each in open_now if each.begun or each.events}
-                self._resumed = frozenset(read)
-                self._pending = {number for number, _ in open_now if number not in read}
+                read = {number: each.events for number, each in open_now if each.accepted_by or each.events}
+                self._resumed, self._streamed_by = frozenset(read), None
             body = {
                 "session": self._session,
                 "up_to": last,
@@ -384,7 +371,9 @@ class EngineLink:
         if "error" in line:
             raise EngineError(error_from_wire(line["error"]).sentence)
         if "known" in line:
-            self._end_unknown_answers(set(line["known"]))
+            with self._changed:
+                self._streamed_by = line.get("id", True)  # True: the result of `submit` in releases without ids
+            self._end_lost_answers(self._resumed.difference(line["known"]))
         if "stats" in line:
             self.stats = validate_numbers(from_wire(EngineStats, line["stats"]))
         for number, (after, events) in line.get("answers", {}).items():
@@ -395,7 +384,6 @@ class EngineLink:
             if after != entry.events:
                 raise ValueError("events are missing")
             entry.events += len(new_events)
-            entry.begun = True  # events can arrive before the response to `submit`
             is_last = bool(new_events) and new_events[-1].kind in ("end", "error")
             if is_last:
                 self._open.pop(int(number), None)
@@ -428,11 +416,17 @@ class EngineLink:
             self._when_changed()
             self._end_all_answers(problem)
 
-    def _end_unknown_answers(self, known: set[int]) -> None:
-        for number in self._resumed - known:
+    def _end_lost_answers(self, unknown: frozenset[int] = frozenset()) -> None:
+        with self._changed:  # a session accepts no answer before `_streamed_by` is reset
+            lost = {
+                number
+                for number, each in list(self._open.items())
+                if each.accepted_by and self._streamed_by and each.accepted_by != self._streamed_by
+            }
+        for number in lost | unknown:
             if (entry := self._open.pop(number, None)) is not None:
-                lost = f"{self.name} was restarted, and its running responses are lost"
-                _fail_answer(entry, Sentence(lost, "remote_restarted", name=self.name))
+                reason = f"{self.name} was restarted, and its running responses are lost"
+                _fail_answer(entry, Sentence(reason, "remote_restarted", name=self.name))
 
     def _end_all_answers(self, reason: str) -> None:
         for number in list(self._open):
