@@ -63,14 +63,15 @@ class OneLayerAStep:
         self._copied = threading.Event()
         self.is_answering = False
         self._start, self._adopt = WeightPlacement.start, WeightPlacement.adopt
-        monkeypatch.setattr(WeightPlacement, "start", lambda placement: None)
+        self._placements: list[WeightPlacement] = []  # without those of idle engines of other tests
+        monkeypatch.setattr(WeightPlacement, "start", lambda placement: self._placements.append(placement))
         monkeypatch.setattr(WeightPlacement, "adopt", lambda placement, weights: self._adopt_next(placement, weights))
 
     def wake(self) -> None:
         self._copied.set()
 
     def _adopt_next(self, placement: WeightPlacement, weights: SmolLM3Weights) -> SmolLM3Weights | None:
-        if self.is_answering:
+        if self.is_answering and placement in self._placements:
             self._steps_left -= 1
             if self._steps_left == 0:
                 placement._wake = self.wake
