@@ -11,7 +11,7 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 from scripted_engine import ScriptedEngine
 
-from notso.web.values.wording import LANGUAGES, words
+from notso.web.values.wording import words
 
 ANSWER = (
     "A table:\n\n"
@@ -47,16 +47,6 @@ CONTRAST = """() => {
     }
     return low;
 }"""
-
-BUDGET_WIDTHS = """() => {
-    const budget = document.getElementById("budget"), whole = budget.cloneNode(true);
-    whole.style.cssText = "position: fixed; max-width: none; width: max-content";
-    budget.after(whole);
-    const widths = [whole, budget].map((each) => each.getBoundingClientRect().width);
-    whole.remove();
-    return widths;
-}"""
-"""Width of the thinking budget's current choice, and width available to it."""
 
 AT_END = """() => {
     const scroller = document.getElementById("scroller");
@@ -141,23 +131,6 @@ def test_thinking_budget_wraps_before_the_send_button(
         for hears in (False, True):  # whether the dictation button is shown
             page.evaluate("(hears) => document.documentElement.toggleAttribute('data-hears', hears)", hears)
             assert page.evaluate(BESIDE_SEND) == [True, False], width
-
-
-def test_thinking_budget_without_limit_is_shown_whole(
-    serve: Callable[..., Any], open_page: Callable[..., Page]
-) -> None:
-    url, cut = serve(ScriptedEngine()).url, []
-    for code in LANGUAGES:
-        page = open_page(url, locale=code, has_touch=True, is_mobile=True)
-        for width in (320, 360, 390):
-            page.set_viewport_size({"width": width, "height": 800})
-            for hears in (False, True):
-                page.evaluate("(hears) => document.documentElement.toggleAttribute('data-hears', hears)", hears)
-                needed, shown = page.evaluate(BUDGET_WIDTHS)
-                if needed > shown:
-                    cut.append((code, width, hears, round(needed), round(shown)))
-        page.close()
-    assert not cut
 
 
 def test_adjacent_links_do_not_cover_each_other_on_touch_screens(
