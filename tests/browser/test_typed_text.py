@@ -181,6 +181,8 @@ def test_first_question_is_shown_before_the_server_responds(
     page.locator("#text").fill("Are you there?")
     page.locator("#text").press("Enter")
     expect(page.locator(".turn.pending .bubble")).to_have_text("Are you there?")
+    while not held:  # the bubble is shown before the request is intercepted
+        page.evaluate("0")
     held[0].continue_()
     page.wait_for_url("**/chats/*")
     finished(page)
