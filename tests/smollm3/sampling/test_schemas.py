@@ -154,13 +154,14 @@ def grammars(small_tokenizer: Tokenizer) -> GrammarCompiler:
 
 def takes(grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], value: Any) -> bool:
     """Return whether an answer may be this value, with its properties in any order."""
-    source = Grammar("json_schema", json.dumps(schema))
+    source = json.dumps(schema)
     orders = [dict(each) for each in itertools.permutations(value.items())] if isinstance(value, dict) else [value]
-    for order in orders:
-        matcher = grammars.matcher([grammar_part(source)], "grammar")
-        if matcher.try_consume_all(tokenizer.encode(json.dumps(order))) and matcher.may_end:
-            return True
-    return False
+    return any(takes_text(grammars, tokenizer, source, json.dumps(order)) for order in orders)
+
+
+def takes_text(grammars: GrammarCompiler, tokenizer: Tokenizer, source: str, text: str) -> bool:
+    matcher = grammars.matcher([grammar_part(Grammar("json_schema", source))], "grammar")
+    return bool(matcher.try_consume_all(tokenizer.encode(text)) and matcher.may_end)
 
 
 def valid(schema: dict[str, Any], value: Any) -> bool:
@@ -193,6 +194,66 @@ def test_grammar_accepts_valid_and_rejects_invalid_values(
         few = [values[at * len(values) // 4] for at in range(4)] if len(values) > 4 else values
         for value in few:
             assert takes(grammars, small_tokenizer, schema, value) == is_valid, value
+
+
+@pytest.mark.parametrize(
+    ("bounds", "valid_texts", "invalid_texts"),
+    [
+        ('"exclusiveMinimum": 0, "maximum": 0.5', ["0.1", "0.5", "0.00001"], ["0", "0.0", "-0", "0.51"]),
+        ('"exclusiveMinimum": -0.5, "exclusiveMaximum": 0', ["-0.1", "-0.49"], ["-0", "0", "-0.5"]),
+        ('"exclusiveMinimum": 1, "exclusiveMaximum": 1.4', ["1.1", "1.39"], ["1", "1.0", "1.4"]),
+        ('"exclusiveMinimum": -1, "exclusiveMaximum": 1', ["0", "0.9", "-0.99", "0.999999"], ["1", "-1", "1.0"]),
+        ('"exclusiveMaximum": -1.7201070565248253', ["-1.8", "-2"], ["-1.7201070565248253", "-1.7"]),
+        ('"maximum": 46947737593416357', ["46947737593416000", "1"], ["46947737593416358", "46947737593416357.5"]),
+        ('"minimum": 1e18', ["1000000000000000000"], ["999999999999999999", "1"]),
+        ('"maximum": -4611686018427387904', ["-4611686018427390000"], ["-4611686018427387903", "-5"]),
+    ],
+)
+def test_bounds_of_numbers_hold(
+    grammars: GrammarCompiler,
+    small_tokenizer: Tokenizer,
+    bounds: str,
+    valid_texts: list[str],
+    invalid_texts: list[str],
+) -> None:
+    """The same bounds in one object, in two, and behind a reference."""
+    first, _, rest = bounds.partition(", ")
+    sources = [f'{{"type": "number", {bounds}}}', f'{{"type": ["number", "null"], {bounds}}}']
+    sources += [f'{{"$ref": "#/$defs/a", "$defs": {{"a": {{"type": "number", {first}}}}}, {rest or first}}}']
+    sources += [f'{{"allOf": [{{"type": "number"}}, {{{first}}}, {{{rest}}}]}}']
+    for source in sources:
+        for text in [*valid_texts, *invalid_texts]:
+            assert takes_text(grammars, small_tokenizer, source, text) == (text in valid_texts), (source, text)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "valid_texts", "invalid_texts"),
+    [
+        ('"exclusiveMinimum": 1e16', ["10000000000000002"], ["10000000000000000", "9999999999999999"]),
+        ('"exclusiveMaximum": 3.5e18', ["3499999999999999488", "7"], ["3500000000000000000"]),
+        ('"minimum": 308579134426324572', ["308579134426324608"], ["308579134426324571"]),
+        ('"maximum": -986980075380282639', ["-986980075380282752"], ["-986980075380282638", "0"]),
+        ('"minimum": 5988658166813005497', ["5988658166813006848"], ["5988658166813005496", "10000000000000000000"]),
+    ],
+)
+def test_bounds_of_integers_hold(
+    grammars: GrammarCompiler,
+    small_tokenizer: Tokenizer,
+    bounds: str,
+    valid_texts: list[str],
+    invalid_texts: list[str],
+) -> None:
+    for source in (f'{{"type": "integer", {bounds}}}', f'{{"type": ["integer", "null"], {bounds}}}'):
+        for text in [*valid_texts, *invalid_texts]:
+            assert takes_text(grammars, small_tokenizer, source, text) == (text in valid_texts), (source, text)
+
+
+@pytest.mark.parametrize("bound", ['"minimum": 1e30', '"minimum": 1e19, "maximum": 1e20', '"maximum": -1e19'])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_ranges_beyond_64_bits_are_refused(grammars: GrammarCompiler, kind: str, bound: str) -> None:
+    source = f'{{"type": "object", "properties": {{"a": {{"type": "{kind}", {bound}}}}}, "required": ["a"]}}'
+    with pytest.raises(InvalidRequestError, match="no value satisfies /properties/a"):
+        grammars.matcher([grammar_part(Grammar("json_schema", source))], "grammar")
 
 
 @pytest.mark.parametrize("name", NARROWER)

@@ -38,6 +38,7 @@ from notso.smollm3.sampling.schemas.patterns import (
 )
 from notso.smollm3.sampling.schemas.simplifying import (
     ANNOTATIONS,
+    BOUNDS,
     FORMATS,
     MANY,
     MAX_PATTERN_PROPERTIES,
@@ -149,8 +150,6 @@ def _resolve_pointer(document: Any, pointer: str) -> Any:
 MAX_ARRANGEMENTS = 130
 """Maximum number of alternative arrays that `uniqueItems` is rewritten to."""
 
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-
 CONTAINED_WITHIN = 4
 """Number of leading items among which `contains` must match."""
 
@@ -178,7 +177,7 @@ def enumerate_values(items: Schema) -> list[Any] | None:
         return None
     if items == {"type": "boolean"}:
         return [False, True]
-    if items.get("type") == "integer" and items.keys() <= {"type", *_BOUNDS}:
+    if items.get("type") == "integer" and items.keys() <= {"type", *BOUNDS}:
         return _integers(items)
     values = items.get("enum", [items["const"]] if "const" in items else None)
     if values is None or any(isinstance(value, list | dict) for value in values):

@@ -11,7 +11,9 @@ patterns. This fails if one of these schemas is recursive, so the intersections 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator
+from decimal import ROUND_FLOOR, Decimal
 from typing import Any
 
 from notso.smollm3.sampling.schemas.negation import AUTOMATON_STEPS, TYPES, Negation, Schema, all_of, any_of, type_of
@@ -90,9 +92,54 @@ _PLAIN = {
 """Schemas of a type are intersected only if they have no keywords besides these."""
 
 
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
 LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. The library refuses bounds beyond it or its negative, except upper bounds of integers
-and bounds next to `enum` or `const`. Refused bounds are narrowed if possible."""
+"""The largest double below 2**63. Ranges are narrowed to it and its negative, because the library refuses bounds beyond
+them or replaces them by others, except upper bounds of integers and bounds next to `enum` or `const`."""
+
+SMALLEST_BOUND = "1e-18"
+"""Replaces an exclusive bound of 0. Its digits are within the limit of MAX_DIGITS (token_limit.py)."""
+
+
+def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
+    # The library rounds bounds of more than 15 digits, accepts some exclusive bounds themselves (0 if 0 < x < 0.5), and
+    # refuses ranges of large numbers without a second bound.
+    types = _declared(schema.get("type", "number"))
+    is_integer = "integer" in types and "number" not in types
+    bounds: dict[str, float] = {}
+    for sign, name, limit in ((1, "inimum", LARGEST_BOUND), (-1, "aximum", 2**63 if is_integer else LARGEST_BOUND)):
+        for key in ("m" + name, "exclusiveM" + name):
+            if key in schema:
+                bound, is_exclusive = _next_bound(sign * schema[key], key[0] == "e", is_integer)
+                read = "exclusiveM" + name if is_exclusive else "m" + name
+                bounds[read] = sign * max(bound, -limit, sign * bounds.get(read, -math.inf * sign))
+    low, high = bounds.get("minimum", 0), bounds.get("maximum", 0)
+    if low >= 10**18:
+        largest = 2**63 if is_integer and low <= LARGEST_BOUND else LARGEST_BOUND
+        bounds["maximum"] = min(bounds.get("maximum", largest), largest)
+    if high <= -(10**18):
+        bounds.setdefault("minimum", -LARGEST_BOUND)
+    return bounds
+
+
+def _next_bound(bound: float, is_exclusive: bool, is_integer: bool) -> tuple[int | float, bool]:
+    # Returns the lower bound from `bound` on that the library enforces exactly, and whether it is exclusive.
+    if is_integer:
+        bound = math.floor(bound) + 1 if is_exclusive else math.ceil(bound)
+    if bound > LARGEST_BOUND or bound <= 1 - 2**63:
+        return 2**63 if bound > 0 else -(2**63), False
+    if is_integer:
+        number = float(bound)
+        return int(math.nextafter(number, math.inf) if number < bound else number), False
+    exact = Decimal(repr(bound)).normalize()
+    if len(exact.as_tuple().digits) <= 15 and not (is_exclusive and (bound >= 0 or bound <= -(2**53))):
+        return bound, is_exclusive
+    unit = Decimal(1).scaleb(exact.adjusted() - 14) if bound else Decimal(SMALLEST_BOUND)
+    steps = (exact / unit).to_integral_value(ROUND_FLOOR) + 1
+    if Decimal(float(steps * unit)) <= exact:  # above 2**53
+        steps += 1
+    return float(steps * unit), False
 
 
 class ObjectCloser:
@@ -270,13 +317,9 @@ class Simplifier:
                 simplified[keyword] = [self._simplified(each) for each in value]
             elif keyword in NAMED:
                 simplified[keyword] = {name: self._simplified(each) for name, each in value.items()}
-            elif keyword in ("minimum", "exclusiveMinimum") and is_range:
-                simplified[keyword] = max(value, -LARGEST_BOUND)
-            elif keyword in ("maximum", "exclusiveMaximum") and is_range and schema.get("type") != "integer":
-                simplified[keyword] = min(value, LARGEST_BOUND)
-            else:
+            elif keyword not in BOUNDS or not is_range:
                 simplified[keyword] = value
-        return simplified
+        return simplified | _readable_bounds(schema) if is_range else simplified
 
     def _without_implied_type(self, schema: dict[str, Any]) -> dict[str, Any]:
         if "type" not in schema or not schema.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
