@@ -173,7 +173,7 @@ def _version_settings(view: ChatView, fields: dict[str, str]) -> Mapping[str, Se
     settings, problems = updated_settings(view.chat.settings, changes)
     if problems:
         name, reason = next(iter(problems.items()))
-        raise Problem(400, f"{words['set_' + name]}: {reason}")
+        raise Problem(400, f"{words['set_' + name]}{words['colon']}{reason}")
     return settings if changes else None
 
 

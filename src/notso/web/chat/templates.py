@@ -47,6 +47,7 @@ from notso.web.values.ids import new_id
 from notso.web.values.slash_commands import SHORTCUTS
 from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import (
+    DURATION_UNITS,
     LANGUAGES,
     UNITS,
     direction,
@@ -307,16 +308,17 @@ def human_size(size: float) -> str:
 def human_duration(seconds: float) -> str:
     # Returns text such as '1 min 15 s'.
     whole = max(1, round(seconds))
+    hour, minute, second = DURATION_UNITS.get(language.get(), DURATION_UNITS["en"])
     if whole >= 3600:
-        return isolate_direction(f"{whole // 3600} h {whole % 3600 // 60} min")
-    return isolate_direction(f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s")
+        return f"{whole // 3600}{hour} {whole % 3600 // 60}{minute}"
+    return f"{whole // 60}{minute} {whole % 60}{second}" if whole >= 60 else f"{whole}{second}"
 
 
 def human_count(count: int) -> str:
     # Returns text such as '3.08 B'.
     for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
         if count >= 0.9995 * scale:
-            return f"{localize_number(f'{count / scale:.3g}')} {unit}"
+            return isolate_direction(f"{localize_number(f'{count / scale:.3g}')} {unit}")
     return str(count)
 
 

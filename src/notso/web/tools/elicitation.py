@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from notso.web.values.errors import Problem, ToolError
 from notso.web.values.visible_text import sanitize_line
-from notso.web.values.wording import words
+from notso.web.values.wording import localize_number, words
 
 QUESTION_SECONDS = 300.0
 """Time for the user to reply. The timeout of the tool call is suspended meanwhile."""
@@ -250,4 +250,4 @@ def _invalid_value(form_field: Field, key: str) -> Problem:
 
 
 def _format_bound(bound: float | None) -> str:
-    return words["question_any"] if bound is None else f"{bound:,}"
+    return words["question_any"] if bound is None else localize_number(f"{bound:,}")

@@ -199,7 +199,7 @@ def _tool_names(text: str) -> str:
 
 def _model(text: str) -> str:
     if len(text) > MAX_MODEL_NAME_CHARACTERS or not text.isprintable():
-        raise ValueError(words["refused_length"].format(length=f"{len(text):,}", limit=MAX_MODEL_NAME_CHARACTERS))
+        raise ValueError(words["refused_length"].format(length=len(text), limit=MAX_MODEL_NAME_CHARACTERS))
     return text
 
 

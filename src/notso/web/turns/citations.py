@@ -110,8 +110,8 @@ def _collapse_spaces(text: str) -> str:
 
 
 def _format_location(each: Citation) -> str:
-    page = f", {words['document_page'].format(page=each.page)}" if each.page else ""
-    return f"{each.name}{page}"
+    page = words["comma"] + words["document_page"].format(page=each.page) if each.page else ""
+    return each.name + page
 
 
 def _document_url(each: Citation) -> str:

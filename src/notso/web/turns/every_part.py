@@ -64,18 +64,20 @@ async def build_part_requests(
     max_part_tokens = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
     salts = {each.id: each.salt for each in await store.documents.libraries(owner)}
     limit = min(base.params.max_tokens or MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS)
-    found: list[tuple[StoredDocument, str, str]] = []
+    found: list[tuple[StoredDocument, str, str, str]] = []
     for document in documents:
         text = await store.documents.text(owner, document.id)
         if text is None:
             continue
         for passage, last_page in await asyncio.to_thread(_split_text, text, max_part_tokens, engine):
-            name = document.name
+            name = title = document.name
             if document.pages > 1:
-                name += f", {words['part_pages'].format(first=passage.page, last=last_page)}"
-            found.append((document, name, text.text[passage.start : passage.end]))
+                # The model reads the name, which is English so that the cached part serves readers of all languages.
+                name += f", pages {passage.page} to {last_page}"
+                title += words["comma"] + words["part_pages"].format(first=passage.page, last=last_page)
+            found.append((document, name, title, text.text[passage.start : passage.end]))
     parts = []
-    for number, (document, name, part_text) in enumerate(found, start=1):
+    for number, (document, name, title, part_text) in enumerate(found, start=1):
         head = f"{prepend_attachments('', (Attachment(name, part_text),))}\n\n"
         scope, reading = salts.get(document.library_id, ""), hashlib.sha256(head.encode()).hexdigest()[:32]
         await store.documents.record_reading(scope, reading, [document.id])
@@ -94,7 +96,7 @@ async def build_part_requests(
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
         messages = (Message("user", head + "\n\n".join([*following[:-1], only, following[-1], quote])),)
-        parts.append(DocumentPart(name, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
+        parts.append(DocumentPart(title, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
     return parts
 
 

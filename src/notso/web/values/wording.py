@@ -66,6 +66,15 @@ UNITS: dict[str, tuple[str, ...]] = {
 }
 """Units of sizes by language; default: English."""
 
+DURATION_UNITS: dict[str, tuple[str, str, str]] = {
+    "en": (" h", " min", " s"),
+    "ar": (" س", " د", " ث"),
+    "ja": (" 時間", " 分", " 秒"),
+    "ko": ("시간", "분", "초"),
+    "zh-Hans": (" 小时", " 分", " 秒"),
+}
+"""Units of hours, minutes and seconds by language, with the space before them; default: English."""
+
 
 def separators(code: str) -> tuple[str, str]:
     return SEPARATORS.get(code, SEPARATORS["en"])
@@ -98,17 +107,21 @@ class FormattedNumber(str):
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if "|" not in format_spec:
-            return str(super().format_field(value, format_spec))
-        number = value.value if isinstance(value, FormattedNumber) else value
+            is_plain_number = isinstance(value, int) and not format_spec
+            return number(value) if is_plain_number else str(super().format_field(value, format_spec))
+        count = value.value if isinstance(value, FormattedNumber) else value
         forms = format_spec.split("|")
-        return forms[int(PLURALS.get(language.get(), TWO_FORMS)[1](abs(int(number))))]
+        return forms[int(PLURALS.get(language.get(), TWO_FORMS)[1](abs(int(count))))]
 
 
 _FORMATTER = _Formatter()
 
 
 class PluralString(str):
-    """A string of the pages. `{count:token|tokens}` selects the form of a word for the number `count`."""
+    """A string of the pages. `{count:token|tokens}` selects the form of a word for the number `count`.
+
+    Integers are formatted with separators of the language.
+    """
 
     __slots__ = ()
 
@@ -173,10 +186,8 @@ def translated(error: object) -> str:
     phrase = language_table(language.get()).get(f"{FAILURE}{code}") if code else None
     if phrase is None:
         return str(error)
-    values = getattr(error, "values", {})
-    shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
     try:
-        return PluralString(phrase).format(**shown)
+        return PluralString(phrase).format(**getattr(error, "values", {}))
     except KeyError:  # errors of child processes and of replicas with another release may lack a value
         return str(error)
 

@@ -171,7 +171,7 @@ def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
         parts.append(f"## {words[name]}")
         for each in message.attachments:
             text = "" if each.document else f"\n\n{_fenced(each.text)}"
-            parts.append(f"{words['attachment']}: {each.name}{text}")
+            parts.append(f"{words['attachment']}{words['colon']}{each.name}{text}")
         texts = split_at_tool_calls(message)
         if message.citations and not message.tool_uses:
             texts = [markdown_with_citations(message)]

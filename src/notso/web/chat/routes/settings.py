@@ -81,7 +81,7 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
     _, problems = updated_settings(await _settings_of(page, chat, project), form)
     by_command = "command" in form and page.is_fragment
     if problems and by_command:
-        problem = " ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
+        problem = " ".join(f"{words['set_' + name]}{words['colon']}{reason}" for name, reason in problems.items())
         return await page.respond("_problem.html", 400, problem=problem)
     if project is not None:
         await page.store.documents.change_library(page.owner, project.id, settings=change)
