@@ -244,6 +244,16 @@ def test_answer_is_announced_sentence_by_sentence(serve: Serve, open_page: Open,
     assert re.sub(r"\s+", " ", told) == ("The first sentence. The second one goes on and on. The x^2 comes last x = 1")
 
 
+CUT_CHOICES = """() => {
+    const line = document.createElement("canvas").getContext("2d");
+    const shown = [...document.querySelectorAll("#model-settings select")].filter((select) => select.clientWidth);
+    return shown.flatMap((select) => {
+        const style = getComputedStyle(select);
+        line.font = style.font;
+        const room = select.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        return [...select.options].map(({ text }) => text).filter((text) => line.measureText(text).width > room + 1);
+    });
+}"""
 SHOW = "(id) => { const it = document.getElementById(id); it.popover ? it.showPopover() : it.showModal(); }"
 
 
@@ -269,7 +279,11 @@ def test_page_uses_the_browser_language_and_fits_a_phone(
         if sheet == "settings":
             page.locator("#tab-chat").click()
             expect(page.locator("#model-settings form")).to_be_visible()
+            assert page.evaluate(CUT_CHOICES) == []
             picture(page, sheet)
+        if sheet == "help":
+            keys = page.locator("#help [data-keys='Control+K'] kbd")
+            assert keys.evaluate_all("(keys) => keys[0].offsetLeft < keys[1].offsetLeft"), "from left to right"
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.keyboard.press("Escape")
 

@@ -13,6 +13,7 @@ import notso
 from notso.documents.values import UnreadableError, unreadable
 from notso.smollm3 import PARAMETERS, ContextLengthError, EngineError, Sentence
 from notso.web.chat.routes.transfer import ImportReport
+from notso.web.chat.templates import human_duration
 from notso.web.values import wording
 from notso.web.values.slash_commands import SHORTCUTS, SLASH_COMMANDS
 from notso.web.values.wording import (
@@ -71,10 +72,12 @@ def test_translation_has_known_keys_and_same_placeholders(code: str) -> None:
     assert len(same) < SAME_EVERYWHERE, same
 
 
-def test_templates_write_commas_and_colons_of_the_language() -> None:
-    folder = Path(wording.__file__).parents[1] / "templates"
-    found = {path.name: re.findall(r"[}%]\}[,:] ?\{\{.*", path.read_text()) for path in folder.glob("*.html")}
-    assert {name: lines for name, lines in found.items() if lines} == {}, "use words.comma and words.colon"
+def test_pages_write_commas_and_colons_of_the_language() -> None:
+    web = Path(wording.__file__).parents[1]
+    found = {path.name: re.findall(r"[}%]\}[,:] ?\{\{.*", path.read_text()) for path in web.glob("templates/*.html")}
+    joined = re.compile(r"""\{words\[[^]]*\]\}[,:] |[,:] \{words\[.*""")
+    found |= {path.name: joined.findall(path.read_text()) for path in web.rglob("*.py")}
+    assert {name: lines for name, lines in found.items() if lines} == {}, "use the words comma and colon"
     spoken = language.set("fr")
     try:
         assert f"{words['models_now']}{words['colon']}" == "Modèle chargé\u00a0: "
@@ -86,6 +89,62 @@ def test_lists_in_messages_have_commas_of_the_language() -> None:
     spoken = language.set("zh-Hans")
     try:
         assert "图片 1，文件 2" in ImportReport([], [], [], 0, {"pictures": 1, "files": 2}).sentence
+    finally:
+        language.reset(spoken)
+
+
+ENGLISH = ("example_1", "example_2", "example_3")
+"""Questions for the demo model, which knows only English."""
+APOSTROPHE = r"(?<=[^\W\d])'(?=[^\W\d])"
+WIDE = r"[^ -~]\s?[(?]|\)\s?[^ -~]|: |:$|～"
+UNUSUAL = {
+    "fr": rf"{APOSTROPHE}|(?<!\u202f)[;!?](?:\s|$)|(?<!\u00a0):(?:\s|$)|\}}[^\u00a0]?%",
+    "it": APOSTROPHE,
+    "nl": APOSTROPHE,
+    "de": r"\}[^\u00a0]?%",
+    "es": r"\}[^\u00a0]?%",
+    "ja": WIDE,
+    "zh-Hans": WIDE,
+    "ko": r"[^\W\d] \((?!\{cached)",
+    "ar": r"[?,;]|(?<!/)\{(?:name|file|host|server|names|said|quote|reason|title(?!\} \(فرع))\}"
+    r"|(?:\}|\d) (?:kB|MB|GB|MiB)|\d-\d|--|`",
+}
+"""Patterns of punctuation that is not usual in a language. In Arabic text, names, sizes and dates
+need an isolate."""
+OTHER_TERMS = {
+    "ar": "المطالبة|شيفرة|محرف",
+    "de": "Chat-Template|Backup|Protokoll",
+    "es": r"(?i)\bajustes\b",
+    "fr": "jeton|[Ii]nvite système|conversations|[Rr]églages|modèle de chat",
+    "it": "modello di chat|registro",
+    "ja": "メモリー|取り込|文書",
+    "ko": "응답[이의을]",
+    "nl": "chattemplate|[Gg]rens van",
+    "pl": "poleceni[ae] systemow|[Ss]treszcz|Cię|Tobie|Twoi",
+    "pt": r"\bconversas?\b(?<!a conversa)|busca\b|[Tt]ent(?:e|ar) de novo",
+    "zh-Hans": "词元|您|对话模板|对话数据库",
+}
+"""Patterns of words for which the language uses another word elsewhere, so that one thing has one name."""
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_translation_has_usual_punctuation_and_one_term_for_each_thing(code: str) -> None:
+    here = {name: text for name, text in language_table(code).items() if name not in ENGLISH}
+    assert {name: text for name, text in here.items() if re.search(r"\.\.\.|\s…", text)} == {}
+    marked = r"\{[a-z_]+:[^}]*\}|（:）|[\u2066\u2068][^\u2069]*\u2069"
+    texts = {name: re.sub(marked, "", text) for name, text in here.items()}
+    for pattern in (UNUSUAL.get(code), OTHER_TERMS.get(code)):
+        assert pattern is None or {name: text for name, text in texts.items() if re.search(pattern, text)} == {}
+
+
+def test_integers_and_durations_are_formatted_by_language() -> None:
+    spoken = language.set("de")
+    try:
+        assert "12.345" in words["error_parts"].format(limit=12_345)
+        assert words["import_newer"].format(version=7).count("7") == 1
+        for code, expected in {"de": "1 min 15 s", "ja": "1 分 15 秒", "ko": "1분 15초", "ar": "1 د 15 ث"}.items():
+            language.set(code)
+            assert human_duration(75) == expected
     finally:
         language.reset(spoken)
 

@@ -96,7 +96,9 @@ async def build_part_requests(
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
         messages = (Message("user", head + "\n\n".join([*following[:-1], only, following[-1], quote])),)
-        parts.append(DocumentPart(title, Request(messages, replace(base.params, max_tokens=limit), options, base.model)))
+        parts.append(
+            DocumentPart(title, Request(messages, replace(base.params, max_tokens=limit), options, base.model))
+        )
     return parts
 
 
