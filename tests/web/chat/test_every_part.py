@@ -87,7 +87,9 @@ def test_every_part_of_a_500_page_book_is_asked_exactly_once(start: Callable[...
     assert all(int(before[1]) + 1 == int(after[0]) for before, after in itertools.pairwise(titles))
     readings = {each.options.prefix.reading for each in engine.requests}
     assert len(readings) == len(engine.requests)
-    ask(server, "And again?", found["id"], every="on")
+    server.client.headers["Accept-Language"] = "fr"
+    again = ask(server, "And again?", found["id"], every="on")
+    assert ", pages 1 à " in server.stored(again).content
     assert {each.options.prefix.reading for each in engine.requests} == readings, "each part is computed only once"
     assert not any(each.options.thinking for each in engine.requests)
 
