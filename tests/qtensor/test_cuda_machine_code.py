@@ -20,7 +20,7 @@ FLAGS = ("-cubin", "-O3", "-fmad=false", "-std=c++20", "--expt-relaxed-constexpr
 KERNELS_SOURCE = NATIVE / "cuda" / "kernels.cu"
 KERNELS = 54
 
-# Require eight thread blocks per multiprocessor for every kernel, which causes spills.
+# Requires that eight thread blocks of each kernel fit on a multiprocessor. Some kernels then have too few registers.
 TOO_MANY_BLOCKS = """
 #include "cuda/lanes.h"
 #undef LANES_KERNEL
@@ -28,10 +28,10 @@ TOO_MANY_BLOCKS = """
 #include "cuda/kernels.cu"
 """
 
-# Maximum registers of a thread, by prefix of the kernel's name. A multiprocessor has 65,536 registers. Products on
-# tensor cores keep the next block of weights in registers while they process the current one. Of other kernels, at
-# least 16 warps must fit.
-BOUNDS = {"small_m_": 224, "large_m_": 184, "one_row_": 184, "store_": 168, "": 128}
+# Maximum registers of a thread, by prefix of the kernel's name. Products on tensor cores keep the next block of weights
+# in registers while they process the current one. Of other kernels, at least 16 warps must fit on a multiprocessor,
+# which has 65,536 registers.
+MAX_REGISTERS = {"small_m_": 224, "large_m_": 184, "one_row_": 184, "store_": 168, "": 128}
 
 pytestmark = [
     pytest.mark.long("native"),
@@ -41,35 +41,35 @@ pytestmark = [
 
 
 @dataclass(frozen=True)
-class Use:
-    """The compiler's report about a kernel's resources."""
+class Resources:
+    """Resources of a kernel, as reported by the compiler."""
 
-    registers: int
-    spilled: int
-    """Bytes stored to and loaded from memory because registers were insufficient."""
+    registers: int  # of a thread
+    spilled: int  # bytes stored to and loaded from memory because registers were insufficient
 
 
-def compiled(architecture: int, cubin: Path, *more: str, source: Path = KERNELS_SOURCE) -> dict[str, Use]:
-    """Compile all kernels to machine code, and return the resources that each uses."""
+def compiled(architecture: int, cubin: Path, *more: str, source: Path = KERNELS_SOURCE) -> dict[str, Resources]:
+    """Compile all kernels to machine code, and return the resources of each."""
     command = ["nvcc", *FLAGS, *more, f"-arch=sm_{architecture}", str(source), "-o", str(cubin)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert run.returncode == 0, run.stderr[-4000:]
     pattern = r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
     found = re.findall(pattern, run.stdout + run.stderr, re.DOTALL)
-    return {name: Use(int(registers), int(stored) + int(loaded)) for name, stored, loaded, registers in found}
+    return {name: Resources(int(registers), int(stored) + int(loaded)) for name, stored, loaded, registers in found}
 
 
-def complaints(uses: dict[str, Use]) -> list[str]:
-    found = [f"{name} spills {use.spilled} bytes" for name, use in uses.items() if use.spilled]
-    for name, use in uses.items():
-        bound = next(most for begin, most in BOUNDS.items() if name.startswith(begin))
-        if use.registers > bound:
-            found.append(f"{name} takes {use.registers} registers, {bound} are its bound")
+def excesses(kernels: dict[str, Resources]) -> list[str]:
+    """Return a sentence for each spill and each exceeded limit of registers."""
+    found = [f"{name} spills {kernel.spilled} bytes" for name, kernel in kernels.items() if kernel.spilled]
+    for name, kernel in kernels.items():
+        limit = next(limit for prefix, limit in MAX_REGISTERS.items() if name.startswith(prefix))
+        if kernel.registers > limit:
+            found.append(f"{name} uses {kernel.registers} registers; its limit is {limit}")
     return found
 
 
 def instructions(cubin: Path) -> dict[str, bytes]:
-    """Return each kernel's section of an ELF file; other sections contain the compiler's options, which differ."""
+    """Return the machine code of each kernel in an ELF file. Other sections contain the compiler's options."""
     data = cubin.read_bytes()
     (table,), (size, count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
@@ -80,23 +80,22 @@ def instructions(cubin: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_do_not_spill_and_stay_within_register_limits(architecture: int, tmp_path: Path) -> None:
-    uses = compiled(architecture, tmp_path / "kernels.cubin")
-    assert len(uses) == KERNELS, sorted(uses)
-    assert not complaints(uses)
+    kernels = compiled(architecture, tmp_path / "kernels.cubin")
+    assert len(kernels) == KERNELS, sorted(kernels)
+    assert not excesses(kernels)
 
 
 def test_register_spill_is_detected(tmp_path: Path) -> None:
-    """Without this check, the test above could pass without detecting anything."""
     source = tmp_path / "crowded.cu"
     source.write_text(TOO_MANY_BLOCKS)
-    said = complaints(compiled(90, tmp_path / "kernels.cubin", source=source))
-    assert any("spills" in words for words in said)
+    found = excesses(compiled(90, tmp_path / "kernels.cubin", source=source))
+    assert any("spills" in sentence for sentence in found)
 
 
 def test_machine_code_does_not_depend_on_contraction(tmp_path: Path) -> None:
-    """Every float operation is an intrinsic, so that allowing contraction gives the same code, byte for byte."""
-    compiled(90, tmp_path / "apart.cubin")
+    """Every float operation is an intrinsic, so the compiler has nothing to contract."""
+    compiled(90, tmp_path / "separate.cubin")
     compiled(90, tmp_path / "contracted.cubin", "-fmad=true")
-    code = instructions(tmp_path / "apart.cubin")
+    code = instructions(tmp_path / "separate.cubin")
     assert len(code) == KERNELS
     assert code == instructions(tmp_path / "contracted.cubin")

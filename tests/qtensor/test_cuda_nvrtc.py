@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from qtensor.test_cuda_machine_code import ARCHITECTURES, KERNELS, KERNELS_SOURCE, NATIVE, Use, complaints
+from qtensor.test_cuda_machine_code import ARCHITECTURES, KERNELS, KERNELS_SOURCE, NATIVE, Resources, excesses
 
 PACKAGE = "nvidia-cuda-nvrtc"
 OPTIONS = ("-default-device", "-fmad=false", "-std=c++20", "--ptxas-options=-v")
@@ -49,7 +49,7 @@ def nvrtc() -> Iterator[ctypes.CDLL]:
     yield ctypes.CDLL(str(LIBRARY))
 
 
-def compiled(nvrtc: ctypes.CDLL, architecture: int) -> dict[str, Use]:
+def compiled(nvrtc: ctypes.CDLL, architecture: int) -> dict[str, Resources]:
     """Return the resources of each kernel, as reported by the compiler."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     array = ctypes.c_char_p * len(HEADERS)
@@ -67,11 +67,11 @@ def compiled(nvrtc: ctypes.CDLL, architecture: int) -> dict[str, Use]:
     assert not failed, said[-4000:]
     pattern = r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
     found = re.findall(pattern, said, re.DOTALL)
-    return {name: Use(int(registers), int(stored) + int(loaded)) for name, stored, loaded, registers in found}
+    return {name: Resources(int(registers), int(stored) + int(loaded)) for name, stored, loaded, registers in found}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_kernels_do_not_spill_and_stay_within_register_limits(nvrtc: ctypes.CDLL, architecture: int) -> None:
-    uses = compiled(nvrtc, architecture)
-    assert len(uses) == KERNELS, sorted(uses)
-    assert not complaints(uses)
+    kernels = compiled(nvrtc, architecture)
+    assert len(kernels) == KERNELS, sorted(kernels)
+    assert not excesses(kernels)

@@ -1,4 +1,4 @@
-"""On cores with different speeds, each thread takes work according to its speed, a very slow one is not waited for, and
+"""On cores of different speed, faster threads take more of the work, no product waits for a very slow thread, and
 results do not change."""
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Make = Callable[..., QTensor]
 
 
 def test_thread_pool_handles_workers_of_different_speed(tmp_path: Path) -> None:
-    """tests/native/uneven_cores.cpp: 1 to 128 threads, with slow and pausing ones, and a slow caller."""
+    """The program runs 1 to 128 threads, some of which are slow or pause, and a slow caller."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     program = tmp_path / "uneven_cores"
     sources = [ROOT / "tests/native/uneven_cores.cpp", ROOT / "native/runtime/threads.cpp"]
-    built = [*compiler.split(), "-std=c++20", "-O1", f"-I{ROOT / 'native'}", *map(str, sources), "-pthread"]
-    subprocess.run([*built, "-o", str(program)], check=True, timeout=300)
+    command = [*compiler.split(), "-std=c++20", "-O1", f"-I{ROOT / 'native'}", *map(str, sources), "-pthread"]
+    subprocess.run([*command, "-o", str(program)], check=True, timeout=300)
     done = subprocess.run([program], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stdout == "ok\n", done.stdout + done.stderr
 
 
 @contextmanager
 def two_threads(cpu: int, other: int) -> Iterator[int]:
-    """Pin the caller to `other` and one thread of the pool to `cpu`; yield that thread's id."""
+    """Pin the caller to CPU `other` and the other thread of the pool to `cpu`; yield the id of the latter."""
     kernel_choice.set_threads(1)
     alone = {int(task.name) for task in TASKS.iterdir()}
     before = os.sched_getaffinity(0)
@@ -58,7 +58,7 @@ def two_threads(cpu: int, other: int) -> Iterator[int]:
 
 @contextmanager
 def hogged(worker: int, cpu: int) -> Iterator[None]:
-    """Run a busy process on the thread's CPU."""
+    """Run a busy process on the thread's CPU, and give the thread only the time that is left."""
     hog = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"])
     try:
         os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
@@ -70,7 +70,7 @@ def hogged(worker: int, cpu: int) -> Iterator[None]:
 
 @contextmanager
 def throttled(worker: int, cpu: int) -> Iterator[None]:
-    """Let the thread run for two of every hundred milliseconds."""
+    """Limit the thread to 2 of every 100 ms."""
     group = CGROUPS / f"notso-test-{worker}"
     try:
         group.mkdir()

@@ -1,1 +1,1 @@
-"""A GPU for tests: the CUDA backend over a driver of our own that runs the kernels on the CPU."""
+"""A GPU for tests: the CUDA backend with a stub driver, which runs the kernels on the CPU."""

@@ -1,4 +1,4 @@
-"""Targets of the native build that only tests want, made in the folder where this Python's own module was."""
+"""Build targets that only tests use, in the folder in which the native module of this Python was built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tool(name: str) -> str:
-    """A program beside this Python or on the path."""
+    """Find a program in the folder of this Python or on PATH, or skip the test."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -27,7 +27,7 @@ def tool(name: str) -> str:
 
 
 def build_folder() -> Path | None:
-    """Where this Python's own module was built."""
+    """Return the folder in which the native module of this Python was built, if any."""
     for cache_file in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
         python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache_file.read_text(), re.MULTILINE)
         folder = cache_file.parent
@@ -38,7 +38,7 @@ def build_folder() -> Path | None:
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold the build of a folder: ninja does not lock it, and tests run in several processes."""
+    """Lock a build folder. Tests run in several processes, and ninja does not lock it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +47,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 @cache
 def built(target: str) -> Path:
-    """The one library that this target makes."""
+    """Build a target and return its only library."""
     found, ninja = build_folder(), tool("ninja")
     folder = found or ROOT / "build" / "emulated"
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]

@@ -1,8 +1,8 @@
 """CUDA backend. Arrays are in device memory; uploads and downloads copy them.
 
 Operations check shapes when they are called and array contents before they launch kernels (native/cuda/launches.h).
-Results are bit-identical to the CPU's. Only downloads and uploads of weights wait until the device has finished its
-work.
+Results are bit-identical to the CPU's. The host waits until the device has finished its work only in downloads and
+uploads of weights, and when memory or a graph is freed.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ def fuse_launches(launches: Sequence[Launch]) -> list[Launch]:
 def _preceding_rotation(
     launches: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]
 ) -> tuple[Rotation, int]:
-    # If launch `at` rotates x, returns this rotation and at - 1, otherwise no rotation and `at`.
+    # Returns the rotation of x by launch `at`, and the index of the launch before it. If launch `at` does not rotate
+    # x, returns _NO_ROTATION and `at`.
     launch = launches[at] if at >= 0 else None
     if isinstance(launch, RopeLaunch) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
         return launch.rotation, at - 1
@@ -145,7 +146,8 @@ class Program:
         return len(self._launches)
 
     def add(self, key: Hashable, check: Check, launch: Launch, used: object) -> None:
-        # Checks with equal keys are identical, because all layers read the same block table. One of them is sufficient.
+        # All layers read the same block table, so most checks are repeated. Of checks with equal keys, which are
+        # identical, only the first is kept.
         self._checks.setdefault(key, check)
         self._launches.append(launch)
         self._used.append(used)
