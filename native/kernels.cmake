@@ -79,7 +79,7 @@ if(EXISTS ${EMULATED_CUDA})
   target_compile_definitions(kernels_cuda_emulated PRIVATE QTENSOR_EMULATED_LANES)
   # A GPU driver on this emulation, which the code in cuda/ uses like libcuda.so.1.
   add_library(stub_driver MODULE EXCLUDE_FROM_ALL ${CMAKE_CURRENT_LIST_DIR}/../tests/native/stub_driver.cpp)
-  target_compile_options(stub_driver PRIVATE ${EXACT} -fno-strict-aliasing)
+  target_compile_options(stub_driver PRIVATE ${EXACT} -fno-strict-aliasing ${QTENSOR_EMULATED_OPTIMIZE})
   target_include_directories(stub_driver PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../tests/native)
   target_compile_definitions(stub_driver PRIVATE QTENSOR_EMULATED_LANES)
   set_target_properties(stub_driver PROPERTIES PREFIX "" OUTPUT_NAME stub_driver)
