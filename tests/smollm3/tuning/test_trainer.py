@@ -88,6 +88,19 @@ def answer(engine: Engine, question: str) -> str:
     return "".join(event.text for event in events if event.kind == "text").strip()
 
 
+def test_libraries_of_training_send_no_telemetry() -> None:
+    code = (
+        "from notso.smollm3.tuning.trainer import TuningError, require_libraries\n"
+        "try: require_libraries()\n"
+        "except TuningError: pass\n"
+        "from huggingface_hub import constants\n"
+        "print(constants.HF_HUB_DISABLE_TELEMETRY)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "True\n"
+
+
 @pytest.mark.skipif(not MISSING, reason="the extra is installed here")
 def test_tune_without_its_extra_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_facts(tmp_path / "facts.jsonl")
