@@ -70,7 +70,7 @@ from notso.web.chat.titles import Titles
 from notso.web.edge.access import LOCAL_OWNER, PeerAddress, include_marked, ipv4_network, keys_sent, owner_of
 from notso.web.edge.access_log import AccessLog
 from notso.web.edge.assets import Assets
-from notso.web.edge.errors import CODES, ApiEdge, ApiError, CanceledRequests, UnexpectedErrors, api_error_of, is_api
+from notso.web.edge.errors import CODES, ApiEdge, ApiError, UnexpectedErrors, api_error_of, is_api, show_stopping
 from notso.web.edge.limits import BodyError, ChunkedBodies, RequestLimits, StrictHttp
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.request_paths import BasePath, UnversionedPaths
@@ -265,7 +265,7 @@ def create_app(
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
             Middleware(ApiEdge),
-            Middleware(CanceledRequests),
+            Middleware(UnexpectedErrors, kind=asyncio.CancelledError, handler=show_stopping),
             Middleware(PageLanguage),
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
@@ -275,7 +275,7 @@ def create_app(
             Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
             Middleware(IdempotencyMiddleware, services=parts.api),
-            Middleware(UnexpectedErrors, handler=_show_internal_error),
+            Middleware(UnexpectedErrors, kind=Exception, handler=_show_internal_error),
         ],
     )
     app.state.parts = parts

@@ -222,36 +222,17 @@ class ApiEdge:
         await self._app(scope, receive, send_as_api)
 
 
-class CanceledRequests:
-    """ASGI middleware that responds with 503 if shutdown cancels a request before its response begins."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = scope["type"] != "http"
-
-        async def send_noted(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_noted)
-        except asyncio.CancelledError:
-            if not has_begun:  # uvicorn would send a 500
-                await PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})(scope, receive, send)
-            raise
-
-
 class UnexpectedErrors:
-    """ASGI middleware that responds to an exception with `handler`, unless the response has begun."""
+    """ASGI middleware that responds to an exception of type `kind` with `handler`, unless the response has begun."""
 
     # Starlette calls its handler for Exception outside all middleware, and uvicorn then closes the connection, on which
     # the client may have sent the next request. Requests that the server sends to itself also pass through this one.
 
-    def __init__(self, app: ASGIApp, handler: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+    def __init__(
+        self, app: ASGIApp, kind: type[BaseException], handler: Callable[[Request, Any], Awaitable[Response]]
+    ) -> None:
         self._app = app
+        self._kind = kind
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -264,10 +245,16 @@ class UnexpectedErrors:
 
         try:
             await self._app(scope, receive, send_noted)
-        except Exception as error:
-            if has_begun:
+        except self._kind as error:
+            if not has_begun:
+                await (await self._handler(Request(scope), error))(scope, receive, send)
+            if has_begun or not isinstance(error, Exception):  # a canceled task must end as canceled
                 raise
-            await (await self._handler(Request(scope), error))(scope, receive, send)
+
+
+async def show_stopping(request: Request, error: asyncio.CancelledError) -> Response:
+    """Return the response to a request that shutdown cancels, for which uvicorn would send a 500."""
+    return PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})
 
 
 def is_api(scope: Scope) -> bool:
