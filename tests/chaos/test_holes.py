@@ -25,7 +25,7 @@ from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, DEMO, Victim, Witness, new_key
 from plugins.false_plugin import PACKETS
 from plugins.installed_plugins import install
-from web.engine.remote.test_remote_engine import FalseEngine
+from web.engine.remote.test_engine_link import FalseEngine
 
 from notso.web.values.ids import new_id
 
