@@ -12,7 +12,15 @@
     try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* storage is full: a reload loses the text */ }
   };
   const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // the server has not accepted `sent` yet
-  const keep = () => remember(draft, both());
+  // Fitting the field to very long text is slow. Browsers without `field-sizing` need a height for shorter text.
+  const LONG = 5000;
+  const measure = () => {
+    const isLong = text.classList.toggle("long", text.value.length > LONG);
+    if (CSS.supports("field-sizing", "content")) return;
+    text.style.height = "";
+    if (!isLong) text.style.height = `${text.scrollHeight}px`;
+  };
+  const keep = () => { measure(); remember(draft, both()); };
   text.value ||= drafts?.getItem(draft) ?? "";
   // Replace the text from `from` to `to` so that Ctrl+Z can undo it, like typed text.
   text.addEventListener("write", ({ detail: { value, from = 0, to = from } }) => {
@@ -39,10 +47,8 @@
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Fitting the field to very long text is slow.
-  const LONG = 5000;
-  const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
-  text.addEventListener("input", () => { measure(); keep(); });
+  text.addEventListener("input", keep);
+  addEventListener("resize", measure);
   measure();
   // Messages are queued until the answer ends. They survive a reload, and return to the input if the answer is stopped.
   const queue = document.getElementById("queued");
