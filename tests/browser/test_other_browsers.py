@@ -1,0 +1,222 @@
+"""The page in Firefox and WebKit, driven by their own protocols. Browsers that are not installed are skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from browser.demo_engine import DemoEngine
+
+FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
+WEBKIT = shutil.which("WebKitWebDriver")
+XVFB = shutil.which("Xvfb")
+WAIT_S = 60
+ENTER = "\ue007"
+LINES = (
+    "document.getElementById('text').dispatchEvent(new CustomEvent('write', { detail: { value: 'a\\nb\\nc\\nd' } }))"
+)
+
+ERRORS = """for (const name of ["htmx:error", "htmx:sse:error"]) document.addEventListener(name, () => {
+    sessionStorage.setItem("errors", name);
+});"""
+HEIGHTS = "const { offsetHeight, scrollHeight } = document.getElementById('text'); return [offsetHeight, scrollHeight];"
+
+
+class Firefox:
+    """Speaks Marionette, the protocol behind Firefox's WebDriver: messages with their length, over a socket."""
+
+    def __init__(self, folder: Path) -> None:
+        assert FIREFOX is not None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        (folder / "prefs.js").write_text(f'user_pref("marionette.port", {port});\n')
+        command = [FIREFOX, "--headless", "--marionette", "--no-remote", "--profile", str(folder)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert _opened(port, self.process)
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._input = self._socket.makefile("rb")
+        self._read()
+        self._call("NewSession", capabilities={})
+
+    def _read(self) -> Any:
+        size = b""
+        while (byte := self._input.read(1)) != b":":
+            size += byte
+        return json.loads(self._input.read(int(size)))
+
+    def _call(self, name: str, **fields: Any) -> Any:
+        message = json.dumps([0, 1, f"WebDriver:{name}", fields]).encode()
+        self._socket.sendall(b"%d:%b" % (len(message), message))
+        *_, error, value = self._read()
+        assert error is None, error
+        return value
+
+    def open(self, url: str) -> None:
+        self._call("Navigate", url=url)
+
+    def run(self, script: str) -> Any:
+        return self._call("ExecuteScript", script=script, args=[])["value"]
+
+    def find(self, selector: str) -> str:
+        return str(next(iter(self._call("FindElement", using="css selector", value=selector)["value"].values())))
+
+    def click(self, selector: str) -> None:
+        self._call("ElementClick", id=self.find(selector))
+
+    def type(self, selector: str, text: str) -> None:
+        self._call("ElementSendKeys", id=self.find(selector), text=text)
+
+    def press(self, x: int, y: int) -> None:
+        self._call("PerformActions", actions=_press(x, y))
+
+    def close(self) -> None:
+        self._call("DeleteSession")
+        self._socket.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+class WebKit:
+    """Speaks WebDriver to WebKitGTK's driver, with a display of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        assert WEBKIT is not None and XVFB is not None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        read, write = os.pipe()
+        display = [XVFB, "-displayfd", str(write), "-screen", "0", "1400x1000x24", "-nolisten", "tcp"]
+        self._display = subprocess.Popen(display, pass_fds=[write], stderr=subprocess.DEVNULL)
+        os.close(write)
+        with os.fdopen(read) as number:
+            shown = f":{number.readline().strip()}"
+        found = os.environ | {"DISPLAY": shown, "GDK_BACKEND": "x11", "HOME": str(folder)}
+        self.process = subprocess.Popen(
+            [WEBKIT, f"--port={port}"], env=found, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        assert _opened(port, self.process)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}/session", timeout=WAIT_S)
+        created = self._client.post("", json={"capabilities": {}}).json()["value"]
+        self._client.base_url = self._client.base_url.join(f"/session/{created['sessionId']}")
+        self._call("window/rect", width=1200, height=860)
+
+    def _call(self, path: str, **fields: Any) -> Any:
+        answer = self._client.post(f"/{path}", json=fields)
+        assert answer.is_success, answer.text
+        return answer.json()["value"]
+
+    def open(self, url: str) -> None:
+        self._call("url", url=url)
+
+    def run(self, script: str) -> Any:
+        return self._call("execute/sync", script=script, args=[])
+
+    def find(self, selector: str) -> str:
+        return str(next(iter(self._call("element", using="css selector", value=selector).values())))
+
+    def click(self, selector: str) -> None:
+        self._call(f"element/{self.find(selector)}/click")
+
+    def type(self, selector: str, text: str) -> None:
+        self._call(f"element/{self.find(selector)}/value", text=text)
+
+    def press(self, x: int, y: int) -> None:
+        self._call("actions", actions=_press(x, y))
+
+    def close(self) -> None:
+        self._client.delete("")
+        self._client.close()
+        os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait()
+        self._display.terminate()
+        self._display.wait()
+
+
+def _opened(port: int, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def _press(x: int, y: int) -> list[dict[str, Any]]:
+    steps = [
+        {"type": "pointerMove", "x": x, "y": y, "duration": 0},
+        {"type": "pointerDown", "button": 0},
+        {"type": "pointerUp", "button": 0},
+    ]
+    return [{"type": "pointer", "id": "mouse", "actions": steps}]
+
+
+@pytest.fixture(scope="module", params=["firefox", "webkit"])
+def remote(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox | WebKit]:
+    if request.param == "firefox" and not FIREFOX:
+        pytest.skip("no Firefox found (Debian: apt install firefox-esr)")
+    if request.param == "webkit" and not (WEBKIT and XVFB):
+        pytest.skip("no WebKit found (Debian: apt install webkit2gtk-driver xvfb)")
+    kind = Firefox if request.param == "firefox" else WebKit
+    remote = kind(tmp_path_factory.mktemp(request.param))
+    yield remote
+    remote.close()
+
+
+def _until(remote: Firefox | WebKit, condition: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not remote.run(f"return Boolean({condition})"):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.05)
+
+
+def test_question_is_answered_and_copied(serve: Callable[..., Any], demo: DemoEngine, remote: Firefox | WebKit) -> None:
+    demo.dictate("The sum is $x^2$.\n\n```python\nprint(75)\n```", "I add.")
+    remote.open(serve(demo.load).url)
+    remote.run(LINES)
+    high, whole = remote.run(HEIGHTS)
+    assert high == whole, "the input shows all four lines"
+    remote.type("#text", ENTER)
+    _until(remote, "document.querySelector('article.assistant')?.dataset.state === 'done'")
+    assert remote.run(HEIGHTS)[0] < high
+    _until(remote, "document.querySelector('.answer .katex')")
+    remote.click(".copy-code")
+    _until(remote, "'done' in document.querySelector('.copy-code').dataset")
+
+
+def test_press_outside_closes_a_dialog(serve: Callable[..., Any], demo: DemoEngine, remote: Firefox | WebKit) -> None:
+    remote.open(serve(demo.load).url)
+    remote.click("#sidebar [commandfor=settings]")
+    assert remote.run("return document.getElementById('settings').open")
+    below = "return document.getElementById('theme-name').getBoundingClientRect().bottom"
+    beside = "return document.querySelector('.segments label').getBoundingClientRect().top"
+    assert remote.run(below) > remote.run(beside), "the name and the choices of the theme share a line"
+    left, top = remote.run(
+        "const { x, y } = document.getElementById('settings').getBoundingClientRect(); return [x, y]"
+    )
+    remote.press(round(left) + 12, round(top) + 12)
+    assert remote.run("return document.getElementById('settings').open")
+    remote.press(round(left) - 12, round(top) + 12)
+    _until(remote, "!document.getElementById('settings').open")
+
+
+def test_leaving_a_page_reports_no_broken_stream(
+    serve: Callable[..., Any], demo: DemoEngine, remote: Firefox | WebKit
+) -> None:
+    remote.open(serve(demo.load).url)
+    _until(remote, "document.getElementById('feed')._htmx?.sse?.reader")
+    remote.run(ERRORS)
+    remote.click("#sidebar a[href='/documents']")
+    _until(remote, "location.pathname === '/documents' && document.readyState === 'complete'")
+    assert remote.run("return sessionStorage.getItem('errors')") is None
