@@ -53,17 +53,6 @@ def test_draft_survives_reload_and_is_cleared_after_sending(serve: Serve, open_p
     expect(page.locator("#text")).to_have_value("another")
 
 
-def test_input_is_one_line_high_after_a_long_message(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
-    page = open_page(serve(demo.load).url)
-    text = page.locator("#text")
-    low = text.bounding_box()
-    text.fill("long " * 1100)
-    with demo.held("prefill", 0):
-        text.press("Enter")
-        expect(text).to_have_value("")
-        assert low and text.bounding_box()["height"] == low["height"]
-
-
 def test_enter_during_an_answer_queues_the_message(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
     demo.hold("thinking")
