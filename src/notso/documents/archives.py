@@ -5,17 +5,23 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import BinaryIO, Literal, NoReturn
+from typing import BinaryIO, Literal, NamedTuple, NoReturn, TypeVar
 from xml.parsers import expat
 
 from notso.documents.values import MIB, UnreadableError
+
+M = TypeVar("M", bound=Callable[..., None])
 
 MAX_ENTRIES = 2_000
 MAX_INFLATED_BYTES = 256 * MIB
 MAX_RATIO = 200
 RATIO_EXEMPT_BYTES = MIB  # the compression ratio of smaller members is not limited
 MAX_DEPTH = 256
+MAX_REPEATED = 1_000
+"""Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
+numbers."""
+
+TRUE = ("1", "true", "on")
 _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
 
@@ -73,13 +79,44 @@ class Archive:
         return b"".join(self.pieces(name))
 
 
-@dataclass(frozen=True, slots=True)
-class XMLEvent:
+class XMLEvent(NamedTuple):
     """A start tag, an end tag, or text between two tags. `name` is the tag's name without namespace, or the text."""
 
     kind: Literal["start", "end", "text"]
     name: str
     attributes: dict[str, str]
+
+    @property
+    def is_start(self) -> bool:
+        return self.kind == "start"
+
+    def get(self, attribute: str, default: str = "") -> str:
+        return self.attributes.get(attribute, default)
+
+    def number(self, attribute: str) -> int:
+        value = self.get(attribute, "1")
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else MAX_REPEATED
+
+    @property
+    def is_on(self) -> bool:
+        # Properties in Office Open XML are on if they have no value.
+        return self.attributes.get("val", "1") in TRUE
+
+
+class Tags(dict[tuple[str, str], Callable[..., None]]):
+    """Methods of a reader by kind and name of the tag.
+
+    The decorator `@reads("<p>", "</r>", "t")` marks the method for start tags of `p`, end tags of `r`, and tags of `t`.
+    """
+
+    def __call__(self, *tags: str) -> Callable[[M], M]:
+        def register(method: M) -> M:
+            for tag in tags:
+                kinds = ("end",) if tag.startswith("</") else ("start",) if tag.startswith("<") else ("start", "end")
+                self.update({(kind, tag.strip("</>")): method for kind in kinds})
+            return method
+
+        return register
 
 
 def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 from urllib.parse import unquote
 
-from notso.documents.archives import Archive, XMLEvent, outside, xml_events
+from notso.documents.archives import MAX_REPEATED, Archive, Tags, XMLEvent, outside, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
     Formula,
@@ -27,21 +27,14 @@ from notso.documents.formulas import (
 )
 from notso.documents.markup import class_forms, html_text
 from notso.documents.plain import decode_guessing
-from notso.documents.tables import format_number, line_of, markdown_lines, read_spreadsheet
+from notso.documents.tables import Chart, line_of, markdown_lines, read_spreadsheet
 from notso.documents.values import UnreadableError, check_pages
 
 _STYLE_NAME = re.compile(rb"""style-name=["']([^"'<>]*)""")
-MAX_REPEATED = 1_000
-"""Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
-numbers."""
-
-TRUE = ("1", "true", "on")
 _TABLE_PARTS = {
     **{"tbl": "table", "table": "table", "tr": "row", "table-row": "row", "gridSpan": "span", "gridBefore": "before"},
     **dict.fromkeys(("tc", "td", "th", "table-cell", "covered-table-cell"), "cell"),
 }
-_MAX_CHART_COLUMNS = 20  # per series: its values, and the levels of its categories
-_CHART_VALUES = ("val", "yVal", "bubbleSize")
 _FB2_FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "strikethrough": Struck}
 _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
@@ -57,6 +50,8 @@ class Page:
     prefix: str = ""
     tables: list[list[list[list[str]]]] = field(default_factory=list)  # table, row, cell, blocks
     spans: list[int] = field(default_factory=list)  # number of columns that each open cell spans
+    reading_start: int = 0  # of the last ruby annotation
+    outer: list[tuple[str, list[str]]] = field(default_factory=list)  # paragraphs around the open notes and text boxes
 
     def end_paragraph(self) -> None:
         text = joined(self.paragraph).strip()
@@ -71,15 +66,27 @@ class Page:
         is_apart = any(map(str.isdecimal, mark)) and not (isinstance(last, Raised) or last[-1:].isdecimal())
         self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")
 
-    def cut_reading(self, start: int) -> str:
-        """Remove a ruby annotation, which begins at piece `start`, and return it in parentheses."""
-        reading = joined(self.paragraph[start:]).strip()
-        del self.paragraph[start:]
+    def start_box(self) -> None:
+        """Begin a note or a text box within the paragraph, which continues after `end_box`."""
+        self.outer.append((self.prefix, self.paragraph))
+        self.prefix, self.paragraph = "", []
+
+    def end_box(self) -> None:
+        self.end_paragraph()
+        self.prefix, self.paragraph = self.outer.pop()
+
+    def read_reading(self, event: XMLEvent) -> str:
+        """Handle a tag of a ruby annotation. At its end, remove it and return it in parentheses."""
+        if event.is_start:
+            self.reading_start = len(self.paragraph)
+            return ""
+        reading = joined(self.paragraph[self.reading_start :]).strip()
+        del self.paragraph[self.reading_start :]
         return reading and f"({reading})"
 
-    def read_table(self, event: XMLEvent) -> bool:
-        """Handle a tag of a table, row or cell; return False for other tags."""
-        start = event.kind == "start"
+    def read_table(self, event: XMLEvent) -> None:
+        """Handle a tag of a table, row or cell; ignore other tags."""
+        start = event.is_start
         match _TABLE_PARTS.get(event.name):
             case "table":
                 self.end_paragraph()
@@ -93,19 +100,16 @@ class Page:
             case "cell":
                 self.end_paragraph()
                 if start:
-                    self._start_cells(count_of(event, "number-columns-repeated"))
-                    self.spans.append(count_of(event, "colspan"))
+                    self._start_cells(event.number("number-columns-repeated"))
+                    self.spans.append(event.number("colspan"))
                 else:
                     self._start_cells(self.spans.pop() - 1)
             case "span":
                 if start and self.spans:
-                    self.spans[-1] = count_of(event, "val")
+                    self.spans[-1] = event.number("val")
             case "before":
                 if start:
-                    self._start_cells(count_of(event, "val"))
-            case _:
-                return False
-        return True
+                    self._start_cells(event.number("val"))
 
     def _start_cells(self, count: int) -> None:
         for _ in range(min(MAX_REPEATED, count) if self.tables and self.tables[-1] else 0):
@@ -120,9 +124,9 @@ class Page:
     def add_chart(self, events: Iterable[XMLEvent]) -> None:
         """Add the titles and values of a chart in Office Open XML."""
         self.end_paragraph()
-        titles, rows = _read_chart(events)
-        self._open_blocks().append(f"Chart: {titles}".rstrip(" :"))
-        self._add_table(rows)
+        chart = Chart(events)
+        self._open_blocks().append(f"Chart: {chart.titles()}".rstrip(" :"))
+        self._add_table(chart.rows())
 
     def add_blocks(self, blocks: list[str]) -> None:
         """Move all blocks of a list to the end."""
@@ -151,52 +155,39 @@ class Page:
         return self.tables[-1][-1][-1] if is_in_cell else self.blocks
 
 
-def _read_chart(events: Iterable[XMLEvent]) -> tuple[str, Iterator[list[str]]]:
-    # Returns the titles, and the rows of a table with columns for the categories and for each series.
-    titles, columns = list[str](), list[dict[int, str]]()
-    series: dict[str, dict[int, str]] = {}  # element -> number of the value (0: name of the series) -> text
-    categories: dict[str, dict[int, str]] = {}  # of the last series
-    opened, place, form, value, is_1904 = list[str](), 0, "", "", False
-    for event in events:
-        if event.kind == "start":
-            opened.append(event.name)
-            if event.name == "title":
-                titles.append("")
-            elif event.name == "date1904":
-                is_1904 = event.attributes.get("val", "1") in TRUE
-            elif event.name == "ser":
-                series = {each: {} for each in ("cat", "xVal", "tx", *_CHART_VALUES)}
-            elif event.name == "lvl" and 0 < len(series) < _MAX_CHART_COLUMNS:
-                # The outer levels of categories, such as the years of quarters, follow the inner ones.
-                opened[-1] = f"lvl {len(series)}"
-                series = {opened[-1]: {}, **series}
-            elif event.name == "pt":
-                place = 1 + count_of(event, "idx")
-            elif event.name in ("numCache", "numLit"):
-                form = ""
-        elif event.kind == "text":  # the text of an element may be in several events
-            if "title" in opened and opened[-1] in ("t", "v"):
-                titles[-1] += event.name
-            elif opened[-1] == "formatCode":
-                form += event.name
-            elif opened[-1] == "v":
-                value += event.name
-        else:
-            ended = opened.pop()
-            if ended == "v" and (part := next((each for each in reversed(opened) if each in series), "")):
-                text = format_number(value, form, is_1904) if {"numCache", "numLit"} & {*opened} else value
-                series[part].setdefault(place if part != "tx" else 0, text)
-            elif ended == "ser" and series:
-                name = series.pop("tx")
-                values = [series.pop(each) for each in _CHART_VALUES]
-                if any(series.values()) and series != categories:
-                    categories = series
-                    columns += filter(None, series.values())
-                columns += [name | each for each in values if each]
-                series = {}
-            value = ""
-    places = sorted({0}.union(*columns) if columns else ())
-    return ", ".join(filter(None, titles)), ([each.get(at, "") for each in columns] for at in places)
+class PageReader:
+    """Base of the readers of XML. They have a method for each kind of tag; others are ignored or belong to tables."""
+
+    reads: ClassVar = Tags()
+
+    def __init__(self) -> None:
+        self.page = Page()
+        self.finished: list[str] = []  # pages that were not yielded yet
+        self.in_text = False
+
+    def pages(self, events: Iterable[XMLEvent]) -> Iterator[str]:
+        for event in events:
+            if event.kind == "text":
+                self.read_text(event.name)
+            elif method := self.reads.get((event.kind, event.name)):
+                method(self, event)
+            else:
+                self.page.read_table(event)
+            if self.finished:
+                yield from self.finished
+                self.finished.clear()
+        self.end()
+        yield from self.finished
+
+    def read_text(self, text: str) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        self.finished.append(self.page.text())
+
+    @reads("t")
+    def _read_text_tag(self, event: XMLEvent) -> None:
+        self.in_text = event.is_start
 
 
 def read_pptx(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
@@ -253,7 +244,8 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     def read_text(cell: bytes) -> str:
         with suppress(UnreadableError):
             if root is not None and not names.isdisjoint(_STYLE_NAME.findall(cell)):
-                return "\n".join(_odf_pages(styles, xml_events(iter((b"%b%b</%b>" % (root[0], cell, root[1]),)))))
+                document = b"%b%b</%b>" % (root[0], cell, root[1])
+                return "\n".join(_ODFReader(styles, xml_events(iter((document,)))).read())
         return ""
 
     try:
@@ -272,121 +264,178 @@ def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     styles = _ODFStyles()
     styles.read(optional_events(archive, "styles.xml"), "automatic-styles")  # of headers and footers
     styles.read(xml_events(archive.pieces("content.xml")), "body")
-    yield from _odf_pages(styles, dropwhile(_is_before_body, xml_events(archive.pieces("content.xml"))), archive)
+    events = dropwhile(_is_before_body, xml_events(archive.pieces("content.xml")))
+    yield from _ODFReader(styles, events, archive).read()
 
 
 def read_flat_odf(data: bytes) -> Iterator[str]:
     """Yield the pages of an OpenDocument file that is one XML document."""
     styles = _ODFStyles()
     styles.read(xml_events(iter((data,))), "body")
-    yield from _odf_pages(styles, dropwhile(_is_before_body, xml_events(iter((data,)))))
+    yield from _ODFReader(styles, dropwhile(_is_before_body, xml_events(iter((data,))))).read()
 
 
 def _is_before_body(event: XMLEvent) -> bool:
     return event.kind != "start" or event.name != "body"
 
 
-def _odf_pages(styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive | None = None) -> Iterator[str]:
-    page, reading_start = Page(), 0
-    main, notes, citation = page, Page(), ""  # `page` is the main text or the notes
-    repeated: list[int] = []  # number of rows that each open row stands for
-    is_spreadsheet = is_presentation = is_slide_title = False
-    notes_start = 0  # of a slide
-    charts: list[str] = []  # in the current paragraph or slide
-    numbers = _ODFNumbers(styles)
-    outer: list[tuple[Page, str, list[str], _ODFNumbers]] = []  # paragraphs with the current note or text box
-    forms: list[type[str] | None] = []  # of the open paragraphs and spans
-    in_frame = ""
-    shown = outside(events, lambda each: each.name in _ODF_OMITTED or styles.hide(each) or in_frame == each.name)
-    for event in shown:
-        start = event.kind == "start"
-        if event.kind == "text":
-            text = re.sub(r"\s+", " ", event.name)
-            page.paragraph.append(next((each for each in reversed(forms) if each is not None), str)(text))
-        elif event.name == "frame":
-            in_frame = "title" if start else ""  # in a frame, a title is alternative text; elsewhere, a field
-            is_slide_title = event.attributes.get("class") == "title"
-        elif event.name in ("span", "note-citation"):
-            if start:
-                is_span = event.name == "span"
-                forms.append(styles.forms.get(event.attributes.get("style-name", "")) if is_span else Raised)
-            elif forms.pop() and event.name != "span" and page.paragraph:
-                page.add_mark(page.paragraph.pop())
-                citation = page.paragraph[-1]
-        elif event.name in ("note-body", "text-box"):
-            in_frame = "title" if event.name == "text-box" and not start else ""
-            if start:
-                outer.append((page, page.prefix, page.paragraph, numbers))
-                page, numbers = notes if event.name == "note-body" else page, _ODFNumbers(styles)
-                page.prefix, page.paragraph = "", []
-            else:
-                page.end_paragraph()
-                page, prefix, pieces, numbers = outer.pop()
-                page.prefix, page.paragraph = prefix, pieces
-        elif event.name == "ruby-text":
-            if start:
-                reading_start = len(page.paragraph)
-            else:
-                page.paragraph.append(page.cut_reading(reading_start))
-        elif event.name in ("p", "h"):
-            page.end_paragraph()
-            forms[len(forms) if start else -1 :] = [styles.forms.get(event.attributes.get("style-name", ""))] * start
-            if not start:
-                page.add_blocks(charts)
-            elif is_slide_title:
-                page.prefix, is_slide_title = "# ", False
-            if start and event.name == "h":
-                page.prefix = f"{'#' * min(6, count_of(event, 'outline-level'))} "
-            elif start and page is notes and citation:
-                page.paragraph, citation = [citation, " "], ""
-            if start and (label := numbers.label(event)):
-                page.prefix += f"{label} "
-        elif event.name in ("list", "list-item", "list-header"):
-            (numbers.start if start else numbers.end)(event)
-        elif event.name == "table":
-            if start and is_spreadsheet and not page.tables:
-                page.blocks.append(f"## {event.attributes.get('name', '')}".rstrip())
-            page.read_table(event)
-            if is_spreadsheet and not page.tables:
-                yield page.text()
-        elif page.read_table(event):
-            if event.name == "table-row" and start:
-                repeated.append(count_of(event, "number-rows-repeated"))
-            elif event.name == "table-row":
-                times = repeated.pop()
-                if times <= MAX_REPEATED or is_spreadsheet:  # in other files, more repetitions are a mistake
-                    page.repeat_row(times - 1)
-        elif event.name in ("spreadsheet", "presentation"):
-            is_spreadsheet, is_presentation = event.name == "spreadsheet", event.name == "presentation"
-        elif start and event.name == "s":
-            page.paragraph.append(" " * min(MAX_REPEATED, count_of(event, "c")))
-        elif start and event.name in ("tab", "line-break"):
-            page.paragraph.append("\t" if event.name == "tab" else "\n")
-        elif start and event.name in ("object", "object-ole"):
-            href = posixpath.normpath(event.attributes.get("href", "")).lstrip("/")
-            within = takewhile(lambda each: each.kind != "end" or each.name not in ("object", "object-ole"), events)
-            member = f"{href}/content.xml"
-            formula, chart = _odf_object(optional_events(archive, member) if archive is not None else within)
-            page.paragraph.append(formula)
-            charts += [chart] if chart and not is_spreadsheet else []  # in a spreadsheet, cells have the values
-        elif event.name == "page":
-            page.end_paragraph()
-            page.add_blocks(charts)
-            if not start:
-                yield page.text()
-        elif event.name == "notes":
-            page.end_paragraph()
-            if start:
-                notes_start = len(page.blocks)
-            elif page.blocks[notes_start:]:
-                page.blocks[notes_start] = f"Notes: {page.blocks[notes_start]}"
-        elif start and event.name == "soft-page-break" and page is main and not page.tables:
-            yield page.text_before_break()
-    if not (is_spreadsheet or is_presentation):  # otherwise, all pages were yielded above
-        page.add_blocks(charts)
-        yield page.text()
-    if text := notes.text():
-        yield f"## Footnotes\n\n{text}"
+class _ODFReader(PageReader):
+    # Reads the pages of a text, the slides of a presentation, or the sheets of a spreadsheet.
+    reads = Tags()
+
+    def __init__(self, styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive | None = None) -> None:
+        super().__init__()
+        self._styles, self._events, self._archive = styles, events, archive
+        self._main, self._notes = self.page, Page()  # `page` is one of them
+        self._citation = ""  # of the next note
+        self._numbers = _ODFNumbers(styles)
+        self._outer: list[tuple[Page, _ODFNumbers]] = []  # paragraphs with the current note or text box
+        self._forms: list[type[str] | None] = []  # of the open paragraphs and spans
+        self._repeated: list[int] = []  # number of rows that each open row stands for
+        self._kind = ""  # of the document: presentation, spreadsheet, or empty
+        self._is_slide_title = False
+        self._slide_notes = 0  # number of blocks before the notes of a slide
+        self._charts: list[str] = []  # in the current paragraph or slide
+        self._frame_title = ""  # "title": in a frame, a title is alternative text; elsewhere, it is a field
+
+    def read(self) -> Iterator[str]:
+        return self.pages(outside(self._events, self._omits))
+
+    def _omits(self, event: XMLEvent) -> bool:
+        return event.name in _ODF_OMITTED or self._styles.hide(event) or event.name == self._frame_title
+
+    def read_text(self, text: str) -> None:
+        form = next((each for each in reversed(self._forms) if each is not None), str)
+        self.page.paragraph.append(form(re.sub(r"\s+", " ", text)))
+
+    def end(self) -> None:
+        if not self._kind:  # otherwise, all pages are finished
+            self.page.add_blocks(self._charts)
+            self.finished.append(self.page.text())
+        if text := self._notes.text():
+            self.finished.append(f"## Footnotes\n\n{text}")
+
+    @reads("spreadsheet", "presentation")
+    def _read_kind(self, event: XMLEvent) -> None:
+        self._kind = event.name
+
+    @reads("p", "h")
+    def _read_paragraph(self, event: XMLEvent) -> None:
+        self.page.end_paragraph()
+        if not event.is_start:
+            self._forms.pop()
+            self.page.add_blocks(self._charts)
+            return
+        self._forms.append(self._styles.forms.get(event.get("style-name")))
+        if self._is_slide_title:
+            self.page.prefix, self._is_slide_title = "# ", False
+        if event.name == "h":
+            self.page.prefix = f"{'#' * min(6, event.number('outline-level'))} "
+        elif self.page is self._notes and self._citation:
+            self.page.paragraph, self._citation = [self._citation, " "], ""
+        if label := self._numbers.label(event):
+            self.page.prefix += f"{label} "
+
+    @reads("span")
+    def _read_span(self, event: XMLEvent) -> None:
+        if event.is_start:
+            self._forms.append(self._styles.forms.get(event.get("style-name")))
+        else:
+            self._forms.pop()
+
+    @reads("note-citation")
+    def _read_citation(self, event: XMLEvent) -> None:
+        if event.is_start:
+            self._forms.append(Raised)
+        elif self._forms.pop() and self.page.paragraph:
+            self.page.add_mark(self.page.paragraph.pop())
+            self._citation = self.page.paragraph[-1]
+
+    @reads("note-body", "text-box")
+    def _read_box(self, event: XMLEvent) -> None:
+        self._frame_title = "title" if event.name == "text-box" and not event.is_start else ""
+        if event.is_start:
+            self._outer.append((self.page, self._numbers))
+            self.page = self._notes if event.name == "note-body" else self.page
+            self._numbers = _ODFNumbers(self._styles)
+            self.page.start_box()
+        else:
+            self.page.end_box()
+            self.page, self._numbers = self._outer.pop()
+
+    @reads("frame")
+    def _read_frame(self, event: XMLEvent) -> None:
+        self._frame_title = "title" if event.is_start else ""
+        self._is_slide_title = event.get("class") == "title"
+
+    @reads("ruby-text")
+    def _read_ruby(self, event: XMLEvent) -> None:
+        reading = self.page.read_reading(event)
+        if not event.is_start:
+            self.page.paragraph.append(reading)
+
+    @reads("list", "list-item", "list-header")
+    def _read_list(self, event: XMLEvent) -> None:
+        (self._numbers.start if event.is_start else self._numbers.end)(event)
+
+    @reads("table")
+    def _read_table(self, event: XMLEvent) -> None:
+        is_sheet = self._kind == "spreadsheet"
+        if event.is_start and is_sheet and not self.page.tables:
+            self.page.blocks.append(f"## {event.get('name')}".rstrip())
+        self.page.read_table(event)
+        if is_sheet and not self.page.tables:
+            self.finished.append(self.page.text())
+
+    @reads("table-row")
+    def _read_row(self, event: XMLEvent) -> None:
+        self.page.read_table(event)
+        if event.is_start:
+            self._repeated.append(event.number("number-rows-repeated"))
+        else:
+            times = self._repeated.pop()
+            if times <= MAX_REPEATED or self._kind == "spreadsheet":  # in other files, more repetitions are a mistake
+                self.page.repeat_row(times - 1)
+
+    @reads("<s>", "<tab>", "<line-break>")
+    def _add_character(self, event: XMLEvent) -> None:
+        space = " " * min(MAX_REPEATED, event.number("c"))
+        self.page.paragraph.append({"tab": "\t", "line-break": "\n"}.get(event.name, space))
+
+    @reads("<object>", "<object-ole>")
+    def _read_object(self, event: XMLEvent) -> None:
+        events: Iterator[XMLEvent] = takewhile(_is_within_object, self._events)
+        if self._archive is not None:
+            href = posixpath.normpath(event.get("href")).lstrip("/")
+            events = optional_events(self._archive, f"{href}/content.xml")
+        formula, chart = _odf_object(events)
+        self.page.paragraph.append(formula)
+        if chart and self._kind != "spreadsheet":  # in a spreadsheet, cells have the values
+            self._charts.append(chart)
+
+    @reads("page")
+    def _read_slide(self, event: XMLEvent) -> None:
+        self.page.end_paragraph()
+        self.page.add_blocks(self._charts)
+        if not event.is_start:
+            self.finished.append(self.page.text())
+
+    @reads("notes")
+    def _read_slide_notes(self, event: XMLEvent) -> None:
+        self.page.end_paragraph()
+        if event.is_start:
+            self._slide_notes = len(self.page.blocks)
+        elif self.page.blocks[self._slide_notes :]:
+            self.page.blocks[self._slide_notes] = f"Notes: {self.page.blocks[self._slide_notes]}"
+
+    @reads("<soft-page-break>")
+    def _end_page(self, event: XMLEvent) -> None:
+        if self.page is self._main and not self.page.tables:
+            self.finished.append(self.page.text_before_break())
+
+
+def _is_within_object(event: XMLEvent) -> bool:
+    return event.kind != "end" or event.name not in ("object", "object-ole")
 
 
 def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
@@ -394,7 +443,7 @@ def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
     formula, is_formula = Formula(), True
     for event in events:
         if event.kind == "start" and event.name == "chart":
-            return "", "\n\n".join(["Chart:", *_odf_pages(_ODFStyles(), events)])
+            return "", "\n\n".join(["Chart:", *_ODFReader(_ODFStyles(), events).read()])
         is_formula = is_formula and not (event.kind == "start" and event.name.startswith("document"))
         if not is_formula:
             continue
@@ -409,36 +458,57 @@ def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
 
 def read_fb2(data: bytes) -> Iterator[str]:
     """Yield the chapters of a FictionBook file."""
-    page, depth, in_title, note_start = Page(), 0, False, 0
-    form: type[str] = str
-    for event in outside(xml_events(iter((data,))), lambda each: each.name in ("description", "binary", "stylesheet")):
-        start = event.kind == "start"
-        if event.kind == "text":
-            page.paragraph.append(form(re.sub(r"\s+", " ", event.name)))
-        elif event.name in _FB2_FORMS:
-            form = _FB2_FORMS[event.name] if start else str
-        elif event.name == "a" and start:
-            note_start = len(page.paragraph) if event.attributes.get("type") == "note" else -1
-        elif event.name == "a" and note_start >= 0:
-            mark = "".join(page.paragraph[note_start:]).strip(" []")
-            del page.paragraph[note_start:]
-            page.add_mark(mark)
-        elif event.name == "section":
-            page.end_paragraph()
-            depth += 1 if start else -1
-            if page.blocks and depth == (1 if start else 0):
-                yield page.text()
-        elif event.name == "title":
-            page.end_paragraph()
-            in_title = start
-        elif event.name in ("p", "v", "subtitle", "text-author"):
-            page.end_paragraph()
-            if start and (in_title or event.name == "subtitle"):
-                page.prefix = f"{'#' * min(6, depth + 1 + (not in_title))} "
-        else:
-            page.read_table(event)
-    if page.blocks or page.paragraph:
-        yield page.text()
+    omitted = ("description", "binary", "stylesheet")
+    return _FB2Reader().pages(outside(xml_events(iter((data,))), lambda each: each.name in omitted))
+
+
+class _FB2Reader(PageReader):
+    reads = Tags()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth, self._in_title = 0, False
+        self._form: type[str] = str
+        self._note_start = 0  # of the last reference to a note; negative: of another link
+
+    def read_text(self, text: str) -> None:
+        self.page.paragraph.append(self._form(re.sub(r"\s+", " ", text)))
+
+    def end(self) -> None:
+        if self.page.blocks or self.page.paragraph:
+            super().end()
+
+    @reads(*_FB2_FORMS)
+    def _read_form(self, event: XMLEvent) -> None:
+        self._form = _FB2_FORMS[event.name] if event.is_start else str
+
+    @reads("a")
+    def _read_link(self, event: XMLEvent) -> None:
+        paragraph = self.page.paragraph
+        if event.is_start:
+            self._note_start = len(paragraph) if event.get("type") == "note" else -1
+        elif self._note_start >= 0:
+            mark = "".join(paragraph[self._note_start :]).strip(" []")
+            del paragraph[self._note_start :]
+            self.page.add_mark(mark)
+
+    @reads("section")
+    def _read_section(self, event: XMLEvent) -> None:
+        self.page.end_paragraph()
+        self._depth += 1 if event.is_start else -1
+        if self.page.blocks and self._depth == (1 if event.is_start else 0):
+            self.finished.append(self.page.text())
+
+    @reads("title")
+    def _read_title(self, event: XMLEvent) -> None:
+        self.page.end_paragraph()
+        self._in_title = event.is_start
+
+    @reads("p", "v", "subtitle", "text-author")
+    def _read_paragraph(self, event: XMLEvent) -> None:
+        self.page.end_paragraph()
+        if event.is_start and (self._in_title or event.name == "subtitle"):
+            self.page.prefix = f"{'#' * min(6, self._depth + 1 + (not self._in_title))} "
 
 
 def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
@@ -452,9 +522,9 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     spine: list[str] = []
     for event in xml_events(archive.pieces(package)):
         if event.kind == "start" and event.name == "item":
-            files[event.attributes.get("id", "")] = event.attributes.get("href", "")
+            files[event.get("id")] = event.get("href")
         elif event.kind == "start" and event.name == "itemref":
-            spine.append(event.attributes.get("idref", ""))
+            spine.append(event.get("idref"))
     check_pages(len(spine), "chapters")
     chapters, problems, forms = dict.fromkeys(spine), list[UnreadableError](), dict[str, type[str]]()
     folder = posixpath.dirname(package)
@@ -535,24 +605,24 @@ class _ODFStyles:
         for event in takewhile(lambda each: each.kind == "text" or each.name != end, events):
             if event.kind != "start":
                 continue
-            name = event.attributes.get("name", "")
+            name = event.get("name")
             if event.name == "style":
                 style = name
-                self._bases[style] = event.attributes.get("parent-style-name", "")
+                self._bases[style] = event.get("parent-style-name")
                 self.list_styles[style] = event.attributes.get("list-style-name")
             elif event.name == "list-style":
                 levels = self.lists.setdefault(name, {})
             elif event.name == "outline-style":
                 levels = self.outline
             elif "level-style" in event.name:
-                levels[count_of(event, "level") - 1] = _odf_level(event)
-            elif (event.name, event.attributes.get("display")) in _ODF_HIDING:
+                levels[event.number("level") - 1] = _odf_level(event)
+            elif (event.name, event.get("display")) in _ODF_HIDING:
                 self._hidden.add(style)
-            elif event.attributes.get("text-line-through-style", "none") != "none":
+            elif event.get("text-line-through-style", "none") != "none":
                 self.forms[style] = Struck
-            elif re.match("super|[1-9]", event.attributes.get("text-position", "")):
+            elif re.match("super|[1-9]", event.get("text-position")):
                 self.forms[style] = Raised
-            elif re.match("sub|-", event.attributes.get("text-position", "")):
+            elif re.match("sub|-", event.get("text-position")):
                 self.forms[style] = Lowered
             elif event.attributes.keys() & {"text-position", "text-line-through-style"}:
                 self.forms[style] = str
@@ -572,16 +642,16 @@ class _ODFStyles:
 
 
 def _odf_level(event: XMLEvent) -> ListLevel:
-    given, level = event.attributes, min(MAX_LEVEL + 1, count_of(event, "level"))
+    given, level = event.attributes, min(MAX_LEVEL + 1, event.number("level"))
     form = given.get("num-format", "") or "none"
     if form in ("a", "A") and given.get("num-letter-sync") == "true":
         form = "lowerLetter" if form == "a" else "upperLetter"
-    shown = ".".join(f"%{each}" for each in range(max(1, level - count_of(event, "display-levels") + 1), level + 1))
+    shown = ".".join(f"%{each}" for each in range(max(1, level - event.number("display-levels") + 1), level + 1))
     text = given.get("num-prefix", "") + shown * (form != "none") + given.get("num-suffix", "")
     text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # LibreOffice's
     if form == "none" and (event.name == "list-level-style-bullet" or not re.search(r"[^\W\d]", text)):
         text = ""
-    return ListLevel(form, text, count_of(event, "start-value"))
+    return ListLevel(form, text, event.number("start-value"))
 
 
 class _ODFNumbers:
@@ -624,64 +694,93 @@ class _ODFNumbers:
         if levels is None and paragraph.name == "h" and given.get("is-list-header") != "true":
             if self._styles.list_styles.get(given.get("style-name", "")) == "":
                 return ""
-            levels, numbers, level = self._styles.outline, self._outline, count_of(paragraph, "outline-level") - 1
+            levels, numbers, level = self._styles.outline, self._outline, paragraph.number("outline-level") - 1
             item = paragraph
         if levels is None or item is None or not 0 <= level <= MAX_LEVEL:
             return ""
-        return numbers.next(levels, level, count_of(item, "start-value") if "start-value" in item.attributes else None)
+        return numbers.next(levels, level, item.number("start-value") if "start-value" in item.attributes else None)
 
 
 def drawing_text(archive: Archive, parts: Mapping[str, tuple[str, str]], slide: str) -> str:
     # Returns the text of a slide, or of drawings in another file. parts: the relationships of the slide.
-    page, in_text = Page(), False
-    run_form: type[str] = str
-    font = symbol_font = ""
-    level, form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
-    numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
     # A Fallback element has the content of the Choice element before it, in a form for older programs.
-    for event in formulas_as_text(outside(xml_events(archive.pieces(slide)), lambda each: each.name == "Fallback")):
-        start = event.kind == "start"
-        if event.kind == "text":
-            if in_text:
-                text = unicode_text(unicode_text(event.name, font), symbol_font, is_private=True)
-                page.paragraph.append(run_form(text))
-        elif event.name == "t":
-            in_text = start
-        elif event.name in ("r", "fld"):
-            run_form, font, symbol_font = str, "", ""
-        elif event.name == "latin" and start:
-            font = event.attributes.get("typeface", "")
-        elif event.name == "sym" and start:
-            symbol_font = event.attributes.get("typeface", "")
-        elif event.name == "rPr" and start:
-            baseline = event.attributes.get("baseline", "0").lstrip("0")
-            run_form = Lowered if baseline.startswith("-") else Raised if baseline else str
-            run_form = Struck if event.attributes.get("strike", "noStrike") != "noStrike" else run_form
-        elif event.name == "p" and start:
-            level, form = 0, ("", 1)
-        elif event.name == "p":
-            if any(map(str.strip, page.paragraph)):  # empty paragraphs have no number
-                last_form, last = numbers.get(level, (form, form[1] - 1))
-                numbers = {outer: each for outer, each in numbers.items() if outer < level}
-                if form[0]:
-                    numbers[level] = form, last + 1 if last_form == form else form[1]
-                    page.prefix += f"{slide_label(form[0], numbers[level][1])} "
-            page.end_paragraph()
-        elif event.name == "txBody" and start:
-            numbers = {}
-        elif event.name == "pPr" and start and "lvl" in event.attributes:
-            level = level_of(event.attributes["lvl"])
-        elif event.name == "buAutoNum" and start:
-            form = event.attributes.get("type", ""), count_of(event, "startAt")
-        elif event.name == "br" and start:
-            page.paragraph.append("\n")
-        elif event.name == "ph" and start and event.attributes.get("type") in ("title", "ctrTitle"):
-            page.prefix = "# "
-        elif event.name == "chart" and start and "id" in event.attributes:  # otherwise, an animation of a chart
-            page.add_chart(optional_events(archive, parts.get(event.attributes.get("id", ""), ("", ""))[1]))
+    events = outside(xml_events(archive.pieces(slide)), lambda each: each.name == "Fallback")
+    return "".join(_DrawingReader(archive, parts).pages(formulas_as_text(events)))
+
+
+class _DrawingReader(PageReader):
+    reads = Tags(PageReader.reads)
+
+    def __init__(self, archive: Archive, parts: Mapping[str, tuple[str, str]]) -> None:
+        super().__init__()
+        self._archive, self._parts = archive, parts
+        self._run_form: type[str] = str
+        self._font = self._symbol_font = ""
+        self._level, self._form = 0, ("", 1)  # of the current paragraph; a form is a type and the first number
+        self._numbers: dict[int, tuple[tuple[str, int], int]] = {}  # level -> form and number of the last paragraph
+
+    def read_text(self, text: str) -> None:
+        if self.in_text:
+            text = unicode_text(unicode_text(text, self._font), self._symbol_font, is_private=True)
+            self.page.paragraph.append(self._run_form(text))
+
+    @reads("r", "fld")
+    def _reset_run(self, event: XMLEvent) -> None:
+        self._run_form, self._font, self._symbol_font = str, "", ""
+
+    @reads("<rPr>")
+    def _read_run(self, event: XMLEvent) -> None:
+        baseline = event.get("baseline").lstrip("0")
+        self._run_form = Lowered if baseline.startswith("-") else Raised if baseline else str
+        if event.get("strike", "noStrike") != "noStrike":
+            self._run_form = Struck
+
+    @reads("<latin>", "<sym>")
+    def _read_font(self, event: XMLEvent) -> None:
+        if event.name == "latin":
+            self._font = event.get("typeface")
         else:
-            page.read_table(event)
-    return page.text()
+            self._symbol_font = event.get("typeface")
+
+    @reads("<txBody>")
+    def _start_body(self, event: XMLEvent) -> None:
+        self._numbers = {}
+
+    @reads("<p>")
+    def _start_paragraph(self, event: XMLEvent) -> None:
+        self._level, self._form = 0, ("", 1)
+
+    @reads("<pPr>", "<buAutoNum>")
+    def _read_properties(self, event: XMLEvent) -> None:
+        if event.name == "buAutoNum":
+            self._form = event.get("type"), event.number("startAt")
+        elif "lvl" in event.attributes:
+            self._level = level_of(event.get("lvl"))
+
+    @reads("</p>")
+    def _end_paragraph(self, event: XMLEvent) -> None:
+        level, form = self._level, self._form
+        if any(map(str.strip, self.page.paragraph)):  # empty paragraphs have no number
+            last_form, last = self._numbers.get(level, (form, form[1] - 1))
+            self._numbers = {outer: each for outer, each in self._numbers.items() if outer < level}
+            if form[0]:
+                self._numbers[level] = form, last + 1 if last_form == form else form[1]
+                self.page.prefix += f"{slide_label(form[0], self._numbers[level][1])} "
+        self.page.end_paragraph()
+
+    @reads("<br>")
+    def _break_line(self, event: XMLEvent) -> None:
+        self.page.paragraph.append("\n")
+
+    @reads("<ph>")
+    def _read_placeholder(self, event: XMLEvent) -> None:
+        if event.get("type") in ("title", "ctrTitle"):
+            self.page.prefix = "# "
+
+    @reads("<chart>")
+    def _read_chart(self, event: XMLEvent) -> None:
+        if "id" in event.attributes:  # otherwise, an animation of a chart
+            self.page.add_chart(optional_events(self._archive, self._parts.get(event.get("id"), ("", ""))[1]))
 
 
 def relationships(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
@@ -718,8 +817,3 @@ def _refuse_encrypted_odf(archive: Archive) -> None:
         event.name == "encryption-data" for event in xml_events(archive.pieces("META-INF/manifest.xml"))
     ):
         raise UnreadableError("is encrypted", "document_encrypted")
-
-
-def count_of(event: XMLEvent, name: str) -> int:
-    value = event.attributes.get(name, "1")
-    return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else MAX_REPEATED

@@ -16,7 +16,7 @@ from math import isfinite
 from operator import itemgetter
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from notso.documents.archives import Archive, has_zip_signature, outside, xml_events
+from notso.documents.archives import Archive, XMLEvent, has_zip_signature, outside, xml_events
 from notso.documents.formulas import SCRIPTS, Struck, joined
 from notso.documents.values import MAX_CHARACTERS, UnreadableError, too_many_characters
 
@@ -75,6 +75,8 @@ _LONG_CELLS = range(2, 12)
 """Types of XLSB records for cells that are not empty; 3 and 11: errors."""
 _FONT_STRUCK = 0x08  # flag of fonts in XLS and XLSB files
 _STRUCK = "~~"
+_MAX_CHART_COLUMNS = 20  # per series: its values, and the levels of its categories
+_CHART_VALUES = ("val", "yVal", "bubbleSize")
 _IDS = ("numFmtId", "fontId")
 _BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
 
@@ -515,6 +517,70 @@ def _rich_texts(data: bytes) -> Iterator[str]:
         elif event.name in ("si", "is") and not start:
             yield joined(pieces) if any(type(each) is not str for each in pieces) else ""
             pieces, form = [], str
+
+
+class Chart:
+    """A chart in Office Open XML, as a table with columns for the categories and for each series."""
+
+    def __init__(self, events: Iterable[XMLEvent]) -> None:
+        self._titles = list[str]()
+        self._columns = list[dict[int, str]]()
+        # Parts of the current series: element -> number of the value (0: name of the series) -> text.
+        self._series: dict[str, dict[int, str]] = {}
+        self._categories: dict[str, dict[int, str]] = {}  # of the last series
+        self._opened = list[str]()
+        self._place, self._form, self._value, self._is_1904 = 0, "", "", False
+        read = {"start": self._start, "text": self._read_text, "end": self._end}
+        for event in events:
+            read[event.kind](event)
+
+    def titles(self) -> str:
+        return ", ".join(filter(None, self._titles))
+
+    def rows(self) -> Iterator[list[str]]:
+        places = {0}.union(*self._columns) if self._columns else ()
+        return ([each.get(at, "") for each in self._columns] for at in sorted(places))
+
+    def _start(self, event: XMLEvent) -> None:
+        self._opened.append(event.name)
+        match event.name:
+            case "title":
+                self._titles.append("")
+            case "date1904":
+                self._is_1904 = event.is_on
+            case "ser":
+                self._series = {each: {} for each in ("cat", "xVal", "tx", *_CHART_VALUES)}
+            case "lvl" if 0 < len(self._series) < _MAX_CHART_COLUMNS:
+                # The outer levels of categories, such as the years of quarters, follow the inner ones.
+                self._opened[-1] = f"lvl {len(self._series)}"
+                self._series = {self._opened[-1]: {}, **self._series}
+            case "pt":
+                self._place = 1 + event.number("idx")
+            case "numCache" | "numLit":
+                self._form = ""
+
+    def _read_text(self, event: XMLEvent) -> None:  # the text of an element may be in several events
+        if "title" in self._opened and self._opened[-1] in ("t", "v"):
+            self._titles[-1] += event.name
+        elif self._opened[-1] == "formatCode":
+            self._form += event.name
+        elif self._opened[-1] == "v":
+            self._value += event.name
+
+    def _end(self, _: XMLEvent) -> None:
+        ended, value, self._value = self._opened.pop(), self._value, ""
+        if ended == "v" and (part := next((each for each in reversed(self._opened) if each in self._series), "")):
+            if {"numCache", "numLit"} & {*self._opened}:
+                value = format_number(value, self._form, self._is_1904)
+            self._series[part].setdefault(self._place if part != "tx" else 0, value)
+        elif ended == "ser" and self._series:
+            series, self._series = self._series, {}
+            name = series.pop("tx")
+            values = [series.pop(each) for each in _CHART_VALUES]
+            if any(series.values()) and series != self._categories:
+                self._categories = series
+                self._columns += filter(None, series.values())
+            self._columns += [name | each for each in values if each]
 
 
 def _repeated(attributes: bytes) -> int:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-from notso.documents.archives import Archive, XMLEvent, outside, xml_events
+from notso.documents.archives import TRUE, Archive, Tags, XMLEvent, outside, xml_events
 from notso.documents.formulas import (
     MAX_DEPTH,
     MAX_LEVEL,
@@ -24,9 +24,7 @@ from notso.documents.formulas import (
     unicode_text,
 )
 from notso.documents.office import (
-    TRUE,
-    Page,
-    count_of,
+    PageReader,
     drawing_text,
     in_order_of_inheritance,
     level_of,
@@ -46,8 +44,6 @@ _FIELD_LISTS = {
     "legaldefault": tuple("1." * level for level in range(1, MAX_LEVEL + 2)),
 }
 _FIELD_FORMS = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
-_RUN_PROPERTIES = ("rStyle", "rFonts", "strike", "dstrike", "vertAlign", "vanish")
-_FORM_FIELD = ("checkBox", "ddList", "listEntry", "result", "default", "checked")
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
 
@@ -92,10 +88,10 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
     for event in events:
         if event.kind != "start":
             continue
-        value = event.attributes.get("val", "")
+        value = event.get("val")
         match event.name:
             case "style":
-                style = styles.setdefault(event.attributes.get("styleId", ""), _WordStyle())
+                style = styles.setdefault(event.get("styleId"), _WordStyle())
             case "name":
                 style.name = style.name or value
             case "basedOn":
@@ -103,9 +99,9 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
             case "numId":
                 style.list_id = style.list_id or value
             case "vanish":
-                style.is_hidden = event.attributes.get("val", "1") in TRUE
+                style.is_hidden = event.is_on
             case "strike" | "dstrike":
-                style.is_struck = bool(style.is_struck) or event.attributes.get("val", "1") in TRUE
+                style.is_struck = bool(style.is_struck) or event.is_on
             case "vertAlign":
                 style.form = SCRIPTS.get(value, str)
             case "ilvl" if style.level is None:
@@ -141,10 +137,10 @@ class _WordLists:
         for event in events:
             if event.kind != "start":
                 continue
-            value = event.attributes.get("val", "")
+            value = event.get("val")
             match event.name:
                 case "abstractNum":
-                    definition = event.attributes.get("abstractNumId", "")
+                    definition = event.get("abstractNumId")
                     levels = definitions.setdefault(definition, {})
                 case "name":
                     self._lists[f"name:{value.lower()}"] = _WordList(definition)
@@ -153,26 +149,26 @@ class _WordLists:
                 case "numStyleLink":
                     links[definition] = value
                 case "num":
-                    listed = self._lists.setdefault(event.attributes.get("numId", ""), _WordList())
+                    listed = self._lists.setdefault(event.get("numId"), _WordList())
                     levels = listed.levels
                 case "abstractNumId":
                     listed.definition = value
                 case "lvlOverride":
-                    at = level_of(event.attributes.get("ilvl", ""))
+                    at = level_of(event.get("ilvl"))
                 case "startOverride":
-                    listed.starts[at] = count_of(event, "val")
+                    listed.starts[at] = event.number("val")
                 case "lvl":
-                    at = level_of(event.attributes.get("ilvl", ""))
+                    at = level_of(event.get("ilvl"))
                     level = levels[at] = ListLevel(restarts_after=at)
                 case "start":
-                    level.start = count_of(event, "val")
+                    level.start = event.number("val")
                 case "numFmt":  # the first one: a fallback may follow
-                    own = event.attributes.get("format", "").partition(",")[0] if value == "custom" else ""
+                    own = event.get("format").partition(",")[0] if value == "custom" else ""
                     level.form = level.form or own or value
                 case "lvlText":
                     level.text = value
                 case "lvlRestart":
-                    level.restarts_after = min(at, count_of(event, "val"))
+                    level.restarts_after = min(at, event.number("val"))
                 case "isLgl":
                     level.is_decimal = value in ("", *TRUE)
                 case "pStyle":
@@ -240,7 +236,7 @@ class _Notes:
         if (kind, note) not in self._marks:
             form = self._value(kind, "numFmt") or {"f": "decimal", "e": "lowerRoman"}[kind]
             start = self._section.get(f"{kind}numStart") or self._settings.get(f"{kind}numStart")
-            number = self._counts[kind] + (count_of(start, "val") if start is not None else 1)
+            number = self._counts[kind] + (start.number("val") if start is not None else 1)
             self._marks[kind, note] = numeral(number, form)
             self._counts[kind] += 1
         return self._marks[kind, note]
@@ -263,7 +259,7 @@ class _Notes:
 
     def _value(self, kind: str, name: str) -> str:
         event = self._section.get(f"{kind}{name}") or self._settings.get(f"{kind}{name}")
-        return event.attributes.get("val", "") if event is not None else ""
+        return event.get("val") if event is not None else ""
 
 
 def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
@@ -292,7 +288,7 @@ class _Run:
     font: str = ""
 
     def read(self, event: XMLEvent, styles: Mapping[str, _WordStyle]) -> None:
-        value, is_on = event.attributes.get("val", ""), event.attributes.get("val", "1") in TRUE
+        value, is_on = event.get("val"), event.is_on
         match event.name:
             case "rStyle":
                 style = styles.get(value, _WordStyle())
@@ -300,7 +296,7 @@ class _Run:
                 self.is_style_struck = self.is_style_struck if style.is_struck is None else style.is_struck
                 self.form = style.form or self.form
             case "rFonts":
-                self.font = event.attributes.get("ascii", "")
+                self.font = event.get("ascii")
             case "strike" | "dstrike":
                 self.is_struck = self.is_struck or is_on
                 self.is_style_struck = self.is_style_struck and event.name == "dstrike"
@@ -325,10 +321,10 @@ class _FormField:
         # Returns the text of the field at its end.
         start = event.kind == "start"
         if start and event.name == "listEntry":
-            self.choices.append(event.attributes.get("val", ""))
+            self.choices.append(event.get("val"))
         elif start and event.name in ("result", "default", "checked"):
-            self.is_checked = event.attributes.get("val", "1") in TRUE
-            self.choice = count_of(event, "val") if event.name == "result" or self.choice < 0 else self.choice
+            self.is_checked = event.is_on
+            self.choice = event.number("val") if event.name == "result" or self.choice < 0 else self.choice
         elif not start and event.name == "checkBox":
             return "\u2612" if self.is_checked else "\u2610"
         elif not start and event.name == "ddList":
@@ -365,143 +361,193 @@ def _has_replaced_content(event: XMLEvent) -> bool:
     return event.name in ("Fallback", "rPrChange", "pPrChange", "sectPrChange")
 
 
-def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
-    styles, lists, notes = document.styles, document.lists, document.notes
-    parts: dict[str, tuple[str, str]] = {}
-    with suppress(UnreadableError):
-        parts = relationships(document.archive, part)
-    charts, diagrams = list[str](), list[str]()  # in the current paragraph
-    page, in_text = Page(), False
-    in_instruction, instruction = False, ""  # of a field
-    fields: list[
-        bool
-    ] = []  # whether the result of each open field has begun: results within instructions are not shown
-    style, list_id = _WordStyle(), ""  # of the current paragraph
-    level: int | None = None
-    is_in_properties = is_section_over = False
-    is_continued = False  # the end of the current paragraph is deleted or hidden; the next one continues it
-    outer: list[tuple[str, list[str], _WordStyle, bool]] = []  # paragraphs that contain the current text box
-    lists.restart()
-    reading, reading_start = "", 0
-    run, form_field = _Run(), _FormField()
-    note = ""
-    events = outside(
-        xml_events(document.archive.pieces(part)),
+class _WordReader(PageReader):
+    # Reads a part of a document: its text, its footnotes or its endnotes.
+    reads = Tags(PageReader.reads)
+
+    def __init__(self, document: _WordDocument, part: str) -> None:
+        super().__init__()
+        self._document, self._styles = document, document.styles
+        self._lists, self._notes = document.lists, document.notes
+        self._parts: dict[str, tuple[str, str]] = {}
+        with suppress(UnreadableError):
+            self._parts = relationships(document.archive, part)
+        self._style, self._list_id = _WordStyle(), ""  # of the current paragraph
+        self._level: int | None = None
+        self._charts, self._diagrams = list[str](), list[str]()  # in the current paragraph
+        self._in_properties = self._is_section_over = False
+        # The end of the current paragraph is deleted or hidden; the next one continues it.
+        self._is_continued = False
+        self._outer: list[tuple[_WordStyle, bool]] = []  # paragraphs that contain the current text box
+        self._run, self._form_field = _Run(), _FormField()
+        self._in_instruction, self._instruction = False, ""  # of a field
+        # Whether the result of each open field has begun: results within instructions are not shown.
+        self._fields: list[bool] = []
+        self._reading = ""
+        self._note = ""
+        self._lists.restart()
+
+    def omits(self, event: XMLEvent) -> bool:
         # In the properties of a paragraph, these elements mean that only its end was deleted or moved.
-        lambda each: _has_replaced_content(each) or (each.name in ("del", "moveFrom") and not is_in_properties),
-    )
-    for event in formulas_as_text(events):
-        start = event.kind == "start"
-        if is_in_properties and start and event.name in ("del", "moveFrom", "vanish", "specVanish"):
-            # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
-            is_continued = event.name != "specVanish" and (is_continued or event.attributes.get("val", "1") in TRUE)
-        if event.kind == "text":
-            if in_instruction:
-                instruction += event.name
-            elif in_text and not run.is_hidden and all(fields):
-                page.paragraph.append(run.text(event.name))
-        elif event.name == "t":
-            in_text = start
-        elif event.name == "instrText":
-            in_instruction = start
-        elif event.name in ("fldChar", "fldSimple") and start:
-            match event.attributes.get("fldCharType"):
-                case "begin" if len(fields) < MAX_DEPTH:
-                    fields.append(False)
-                case "separate" | "end" as kind if fields:
-                    fields[-1:] = [True] * (kind == "separate")
-            instruction = event.attributes.get("instr", instruction)
-            label = lists.field_label(instruction, list_id, (style.level or 0) if level is None else level)
-            if label and not run.is_hidden and event.attributes.get("fldCharType") != "separate":  # its result follows
-                page.paragraph.append(label)
-            instruction = ""
-        elif event.name == "rt":  # stored before the base text
-            reading, reading_start = "" if start else page.cut_reading(reading_start), len(page.paragraph)
-        elif event.name == "ruby" and not start:
-            page.paragraph.append(reading)
-            reading = ""
-        elif event.name == "r":
-            run = _Run(style.form or str, False, bool(style.is_struck), bool(style.is_hidden))
-        elif event.name in _RUN_PROPERTIES:
-            if start:
-                run.read(event, styles)
-        elif event.name == "sectPr":
-            is_section_over = not start
-        elif event.name == "p":
-            if is_section_over:  # after the paragraph with the properties of the section
-                notes.end_section()
-                is_section_over = False
-            if not is_continued:
-                page.end_paragraph()
-            page.add_blocks(diagrams)
-            while charts:
-                page.add_chart(optional_events(document.archive, charts.pop(0)))
-            is_continued &= not start
-            fields = [each for each in fields if each]  # damaged files may lack the end of a field
-            run = _Run()
-            style = _WordStyle() if start else style
-        elif event.name == "altChunk" and start:
-            page.end_paragraph()
-            page.add_blocks([document.chunk(parts.get(event.attributes.get("id", ""), ("", ""))[1])])
-        elif event.name == "chart" and start:
-            charts.append(parts.get(event.attributes.get("id", ""), ("", ""))[1])
-        elif event.name == "relIds" and start:  # of SmartArt
-            with suppress(UnreadableError):
-                diagram = parts.get(event.attributes.get("dm", ""), ("", ""))[1]
-                diagrams.append(drawing_text(document.archive, {}, diagram))
-        elif event.name == "txbxContent":
-            if start:
-                outer.append((page.prefix, page.paragraph, style, is_continued))
-                page.prefix, page.paragraph = "", []
-            else:
-                page.end_paragraph()
-                page.prefix, page.paragraph, style, is_continued = outer.pop()
-        elif event.name == "pPr":
-            is_in_properties = start
-            if start:
-                style, list_id, level = _WordStyle(), "", None
-            elif is_continued or style.is_hidden:
-                page.prefix, is_continued = "", True
-            elif (list_id := list_id or style.list_id) not in ("", "0"):
-                number = lists.label(list_id, (style.level or 0) if level is None else level)
-                page.prefix += f"{number} " * (number not in ("", "-" * bool(page.prefix)))
-        elif event.name == "numPr" and start:
-            list_id = style.list_id or "unknown"
-        elif event.name == "numId" and start:
-            list_id = event.attributes.get("val", "")
-        elif event.name == "ilvl" and start:
-            level = level_of(event.attributes.get("val", ""))
-        elif event.name == "pStyle" and start:
-            value = event.attributes.get("val", "")
-            style = styles.get(value, _WordStyle(value))
-            # LibreOffice has a style named "Table Heading" for cells.
-            if not page.tables and (heading := _HEADING.search(style.name)):
-                page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
-        elif event.name in _FORM_FIELD:
-            if start and event.name in ("checkBox", "ddList"):
-                form_field = _FormField()
-            if shown := form_field.read(event):
-                page.paragraph.append(shown)
-        elif event.name in ("footnote", "endnote") and start:
-            note = event.attributes.get("id", "")
-        elif start and event.name in ("footnoteReference", "endnoteReference"):
-            if "customMarkFollows" not in event.attributes:
-                page.add_mark(notes.mark(event.name[0], event.attributes.get("id", "")))
-        elif start and event.name in ("footnoteRef", "endnoteRef"):
-            page.add_mark(notes.own_mark(event.name[0], note))
-        elif start and event.name == "sym":
-            page.paragraph.append(symbol(event.attributes.get("font", ""), event.attributes.get("char", "")))
-        elif start and event.name in ("tab", "ptab", "noBreakHyphen"):
-            # A `tab` element with a position is a tab stop, not a tab character.
-            if "pos" not in event.attributes:
-                page.paragraph.append("-" if event.name == "noBreakHyphen" else "\t")
-        elif start and event.name in ("br", "cr", "lastRenderedPageBreak"):
-            if event.name != "lastRenderedPageBreak" and event.attributes.get("type") != "page":
-                page.paragraph.append("\n")
-                continue
-            notes.end_page()
-            if not page.tables and (page.blocks or any(each.strip() for each in page.paragraph)):
-                yield page.text_before_break()
+        return _has_replaced_content(event) or (event.name in ("del", "moveFrom") and not self._in_properties)
+
+    def read_text(self, text: str) -> None:
+        if self._in_instruction:
+            self._instruction += text
+        elif self.in_text and not self._run.is_hidden and all(self._fields):
+            self.page.paragraph.append(self._run.text(text))
+
+    @reads("p")
+    def _read_paragraph(self, event: XMLEvent) -> None:
+        if self._is_section_over:  # after the paragraph with the properties of the section
+            self._notes.end_section()
+            self._is_section_over = False
+        if not self._is_continued:
+            self.page.end_paragraph()
+        self.page.add_blocks(self._diagrams)
+        while self._charts:
+            self.page.add_chart(optional_events(self._document.archive, self._charts.pop(0)))
+        self._is_continued &= not event.is_start
+        self._fields = [each for each in self._fields if each]  # damaged files may lack the end of a field
+        self._run = _Run()
+        self._style = _WordStyle() if event.is_start else self._style
+
+    @reads("<pPr>")
+    def _start_properties(self, event: XMLEvent) -> None:
+        self._in_properties = True
+        self._style, self._list_id, self._level = _WordStyle(), "", None
+
+    @reads("</pPr>")
+    def _end_properties(self, event: XMLEvent) -> None:
+        self._in_properties = False
+        if self._is_continued or self._style.is_hidden:
+            self.page.prefix, self._is_continued = "", True
+            return
+        self._list_id = self._list_id or self._style.list_id
+        if self._list_id not in ("", "0"):
+            number = self._lists.label(self._list_id, self._list_level())
+            self.page.prefix += f"{number} " * (number not in ("", "-" * bool(self.page.prefix)))
+
+    def _list_level(self) -> int:
+        return (self._style.level or 0) if self._level is None else self._level
+
+    @reads("<pStyle>")
+    def _read_style(self, event: XMLEvent) -> None:
+        self._style = self._styles.get(event.get("val"), _WordStyle(event.get("val")))
+        # LibreOffice has a style named "Table Heading" for cells.
+        if not self.page.tables and (heading := _HEADING.search(self._style.name)):
+            self.page.prefix = f"{'#' * max(1, min(6, int(heading[1] or 1)))} "
+
+    @reads("<numPr>", "<numId>", "<ilvl>")
+    def _read_list(self, event: XMLEvent) -> None:
+        if event.name == "ilvl":
+            self._level = level_of(event.get("val"))
         else:
-            page.read_table(event)
-    yield page.text()
+            self._list_id = event.get("val") if event.name == "numId" else self._style.list_id or "unknown"
+
+    @reads("sectPr")
+    def _read_section(self, event: XMLEvent) -> None:
+        self._is_section_over = not event.is_start
+
+    @reads("r")
+    def _reset_run(self, event: XMLEvent) -> None:
+        style = self._style
+        self._run = _Run(style.form or str, False, bool(style.is_struck), bool(style.is_hidden))
+
+    @reads("<rStyle>", "<rFonts>", "<strike>", "<dstrike>", "<vertAlign>", "<vanish>")
+    def _read_run(self, event: XMLEvent) -> None:
+        self._run.read(event, self._styles)
+        if event.name == "vanish":
+            self._hide_end(event)
+
+    @reads("<del>", "<moveFrom>", "<specVanish>")
+    def _hide_end(self, event: XMLEvent) -> None:
+        # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
+        if self._in_properties:
+            self._is_continued = event.name != "specVanish" and (self._is_continued or event.is_on)
+
+    @reads("instrText")
+    def _read_instruction(self, event: XMLEvent) -> None:
+        self._in_instruction = event.is_start
+
+    @reads("<fldChar>", "<fldSimple>")
+    def _read_field(self, event: XMLEvent) -> None:
+        kind = event.get("fldCharType")
+        if kind == "begin" and len(self._fields) < MAX_DEPTH:
+            self._fields.append(False)
+        elif kind in ("separate", "end") and self._fields:
+            self._fields[-1:] = [True] * (kind == "separate")
+        instruction, self._instruction = event.get("instr", self._instruction), ""
+        label = self._lists.field_label(instruction, self._list_id, self._list_level())
+        if label and not self._run.is_hidden and kind != "separate":  # its result follows
+            self.page.paragraph.append(label)
+
+    @reads("checkBox", "ddList", "<listEntry>", "<result>", "<default>", "<checked>")
+    def _read_form_field(self, event: XMLEvent) -> None:
+        if event.is_start and event.name in ("checkBox", "ddList"):
+            self._form_field = _FormField()
+        if shown := self._form_field.read(event):
+            self.page.paragraph.append(shown)
+
+    @reads("rt")
+    def _read_reading(self, event: XMLEvent) -> None:
+        self._reading = self.page.read_reading(event)
+
+    @reads("</ruby>")
+    def _end_ruby(self, event: XMLEvent) -> None:  # the base text follows its reading
+        self.page.paragraph.append(self._reading)
+        self._reading = ""
+
+    @reads("txbxContent")
+    def _read_text_box(self, event: XMLEvent) -> None:
+        if event.is_start:
+            self._outer.append((self._style, self._is_continued))
+            self.page.start_box()
+        else:
+            self.page.end_box()
+            self._style, self._is_continued = self._outer.pop()
+
+    @reads("<altChunk>", "<chart>", "<relIds>")
+    def _read_part(self, event: XMLEvent) -> None:
+        attribute = "dm" if event.name == "relIds" else "id"
+        part = self._parts.get(event.get(attribute), ("", ""))[1]
+        if event.name == "chart":
+            self._charts.append(part)
+        elif event.name == "altChunk":
+            self.page.end_paragraph()
+            self.page.add_blocks([self._document.chunk(part)])
+        else:  # SmartArt
+            with suppress(UnreadableError):
+                self._diagrams.append(drawing_text(self._document.archive, {}, part))
+
+    @reads("<footnote>", "<endnote>")
+    def _start_note(self, event: XMLEvent) -> None:
+        self._note = event.get("id")
+
+    @reads("<footnoteReference>", "<endnoteReference>", "<footnoteRef>", "<endnoteRef>")
+    def _add_note_mark(self, event: XMLEvent) -> None:
+        if event.name.endswith("Ref"):
+            self.page.add_mark(self._notes.own_mark(event.name[0], self._note))
+        elif "customMarkFollows" not in event.attributes:
+            self.page.add_mark(self._notes.mark(event.name[0], event.get("id")))
+
+    @reads("<sym>", "<tab>", "<ptab>", "<noBreakHyphen>")
+    def _add_character(self, event: XMLEvent) -> None:
+        if event.name == "sym":
+            self.page.paragraph.append(symbol(event.get("font"), event.get("char")))
+        elif "pos" not in event.attributes:  # a `tab` element with a position is a tab stop
+            self.page.paragraph.append("-" if event.name == "noBreakHyphen" else "\t")
+
+    @reads("<br>", "<cr>", "<lastRenderedPageBreak>")
+    def _read_break(self, event: XMLEvent) -> None:
+        if event.name != "lastRenderedPageBreak" and event.get("type") != "page":
+            self.page.paragraph.append("\n")
+            return
+        self._notes.end_page()
+        if not self.page.tables and (self.page.blocks or any(each.strip() for each in self.page.paragraph)):
+            self.finished.append(self.page.text_before_break())
+
+
+def _word_pages(document: _WordDocument, part: str) -> Iterator[str]:
+    reader = _WordReader(document, part)
+    return reader.pages(formulas_as_text(outside(xml_events(document.archive.pieces(part)), reader.omits)))
