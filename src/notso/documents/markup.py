@@ -40,6 +40,7 @@ _FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "del": Struck, "s
 _ALIGNED = re.compile(r"vertical-align\s*:\s*(super|sub)\b")
 _CLASS = re.compile(r"[a-z]*\.([\w-]+)", re.IGNORECASE)  # a selector
 _BULLETED = ("ul", "menu", "dir")
+_MARKS = {"rt": "(", "option": " "} | {f"h{level}": f"\n{'#' * level} " for level in range(1, 7)}  # before the text
 _LIST_STYLE = re.compile(
     r"list-style(?:-type)?\s*:[^;]{0,99}?\b"
     r"(none|disc|circle|square|decimal(?:-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))\b"
@@ -118,15 +119,10 @@ class _Text(HTMLParser):
         self._formula: Formula | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values, name = dict(attrs), tag.rpartition(":")[2]
+        values = dict(attrs)
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
         hides = hides or (tag == "option" and "selected" not in values)
-        is_within = self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS
-        if not is_within:
-            self._end_formula()  # HTML elements end a formula that was not closed
-        if is_within or (name == "math" and not (self._hidden or hides)):
-            self._formula = self._formula or Formula()
-            self._formula.start(name, {key: value or "" for key, value in attrs})
+        if self._starts_in_formula(tag, values, bool(self._hidden or hides)):
             return
         if tag == "title" and not self.title:
             self._in_title = True
@@ -138,21 +134,36 @@ class _Text(HTMLParser):
             return
         self._close_before(tag)
         hides = hides or values.get("class") == "katex-html"  # repeats the MathML before it
-        is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
-        form = self._form(tag, values) or (self._open[-1][2] if self._open else str)
-        form = Raised if is_note and form is not Struck else form
-        self._open.append((tag, hides, form))
+        self._open.append((tag, hides, self._form(tag, values)))
         self._hidden += hides
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH:,} levels deep", "document_deep")
         if not self._hidden:
             self._start_shown(tag, values)
 
-    def _form(self, tag: str, values: Mapping[str, str | None]) -> type[str] | None:
+    def _starts_in_formula(self, tag: str, values: Mapping[str, str | None], is_hidden: bool) -> bool:
+        # Handles the tag if it is part of a formula.
+        name, formula = tag.rpartition(":")[2], self._formula_with(tag)
+        if formula is None and (name != "math" or is_hidden):
+            return False
+        self._formula = formula or Formula()
+        self._formula.start(name, {key: value or "" for key, value in values.items()})
+        return True
+
+    def _formula_with(self, tag: str) -> Formula | None:
+        # Returns the formula that contains the tag. Elements of HTML end a formula that was not closed.
+        if tag in _BLOCKS or tag in _IMPLIED_ENDS:
+            self._end_formula()
+        return self._formula
+
+    def _form(self, tag: str, values: Mapping[str, str | None]) -> type[str]:
         classes = (self._class_forms.get(each) for each in (values.get("class") or "").split())
         form = _style_form(values.get("style") or "") or next(filter(None, classes), None) or _FORMS.get(tag)
         is_inline = tag not in _BLOCKS and tag not in ("tr", "td", "th")  # others cannot be raised or lowered
-        return form if is_inline or form is Struck else None
+        if form is None or not (is_inline or form is Struck):
+            form = self._open[-1][2] if self._open else str
+        is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
+        return Raised if is_note and form is not Struck else form
 
     def _close_before(self, tag: str) -> None:
         # Closes the elements that end where this one starts.
@@ -170,37 +181,40 @@ class _Text(HTMLParser):
             self._pieces.pop()
         if tag in _BLOCKS and not (tag in ("p", "div") and self._item == len(self._pieces)):
             self._pieces.append("\n")
-        if tag == "pre":
+        if tag in ("ol", "li", *_BULLETED):
+            self._start_list(tag, values)
+        elif tag in ("table", "tr", "td", "th"):
+            self._start_table(tag, values)
+        elif tag == "pre":
             self._verbatim += 1
         elif tag == "nav":
             self._navigation += 1
-        elif re.fullmatch("h[1-6]", tag):
-            self._pieces.append(f"\n{'#' * int(tag[1])} ")
+        elif tag in _MARKS:
+            self._pieces.append(_MARKS[tag])
+
+    def _start_list(self, tag: str, values: Mapping[str, str | None]) -> None:
+        if tag == "li":
+            self._pieces.append((self._lists[-1] if self._lists else _List()).label(values, len(self._pieces)))
+            self._item = len(self._pieces)
         elif tag == "ol":
-            start = _integer(values.get("start"))
-            is_reversed = "reversed" in values
+            start, is_reversed = _integer(values.get("start")), "reversed" in values
             number = start if is_reversed or start is not None else 1
             numbers = _number_form(values, "" if self._navigation else "1")
             self._lists.append(_List(numbers, number, -1 if is_reversed else 1))
-        elif tag in _BULLETED:
+        else:
             self._lists.append(_List(number=1))
-        elif tag == "li":
-            self._pieces.append((self._lists[-1] if self._lists else _List()).label(values, len(self._pieces)))
-            self._item = len(self._pieces)
-        elif tag == "rt":
-            self._pieces.append("(")
-        elif tag == "option":
-            self._pieces.append(" ")
-        elif tag == "table":
+
+    def _start_table(self, tag: str, values: Mapping[str, str | None]) -> None:
+        if tag == "table":
             self._tables.append(_Table(self._pieces))
             self._pieces, self._item = [], -1
-        elif tag == "tr" and self._tables:
+        elif self._tables:
             self._end_cell()
-            self._tables[-1].add_row()
-        elif tag in ("td", "th") and self._tables:
-            self._end_cell()
-            self._tables[-1].in_cell = True
-            self._tables[-1].span = _span(values.get("colspan")), _span(values.get("rowspan"))
+            if tag == "tr":
+                self._tables[-1].add_row()
+            else:
+                self._tables[-1].in_cell = True
+                self._tables[-1].span = _span(values.get("colspan")), _span(values.get("rowspan"))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -208,12 +222,11 @@ class _Text(HTMLParser):
             self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if self._formula is not None and tag not in _BLOCKS and tag not in _IMPLIED_ENDS:
-            self._formula.end(tag.rpartition(":")[2])
+        if (formula := self._formula_with(tag)) is not None:
+            formula.end(tag.rpartition(":")[2])
             if tag.rpartition(":")[2] == "math":
                 self._end_formula()
             return
-        self._end_formula()
         if tag == "title":
             self._in_title = False
         if tag == "br":
