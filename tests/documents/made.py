@@ -14,6 +14,9 @@ A = (
     'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" '
     'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
 )
+WORDS = ["heron", "stork", "crane", "egret"]
+GRID = "<w:tbl>{}</w:tbl>"  # of DOCX; with rows
+FONTS = b"<< /Font << /F1 3 0 R >> >>"  # resources of a page
 RELATIONSHIPS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 ODF = (
     'xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
@@ -179,27 +182,42 @@ def text_pdf(*pages: Iterable[str]) -> bytes:
     return pdf([stream(text_operators(lines)) for lines in pages])
 
 
+def annotated_pdf(
+    text: bytes, annotations: Mapping[int, bytes], others: Mapping[int, bytes], form: bytes = b""
+) -> bytes:
+    """Create a PDF with one page, which has annotations, such as the fields of a form (objects from number 20)."""
+    fields, all_of_them = (
+        b" ".join(b"%d 0 R" % each for each, held in annotations.items() if kind in held)
+        for kind in (b"/Widget", b"/Annot")
+    )
+    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources %s /Contents 11 0 R /Annots [%s] >>"
+    own = {
+        1: b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [%s] %s >> >>" % (fields, form),
+        2: b"<< /Type /Pages /Kids [10 0 R] /Count 1 >>",
+        3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        10: page % (FONTS, all_of_them),
+        11: stream(text),
+    }
+    return pdf_of({**own, **annotations, **others})
+
+
+def appearance(drawn: bytes, width: int, height: int) -> bytes:
+    box = b"/Type /XObject /Subtype /Form /BBox [0 0 %d %d] /Resources %s" % (width, height, FONTS)
+    return stream(drawn, box)
+
+
 def form_pdf(value: str, remark: str) -> bytes:
     """Create a PDF with a field that has a value, but no appearance, and with a text annotation."""
-    shown = b"/Resources << /Font << /F1 3 0 R >> >>"
     drawn = b"BT /F1 12 Tf 2 5 Td (%s) Tj ET" % remark.encode("latin-1")
     field = (
         b"/Type /Annot /Subtype /Widget /FT /Tx /T (name) /DA (/F1 12 Tf 0 g) /F 4 /Rect [100 740 300 760] /P 10 0 R"
     )
-    return pdf_of(
-        {
-            1: b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [20 0 R] /DA (/F1 12 Tf 0 g) "
-            b"/DR << /Font << /F1 3 0 R >> >> >> >>",
-            2: b"<< /Type /Pages /Kids [10 0 R] /Count 1 >>",
-            3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-            10: b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] %s /Contents 11 0 R /Annots [20 0 R 21 0 R] >>"
-            % shown,
-            11: stream(text_operators(["Name:"])),
-            20: b"<< %s /V (%s) >>" % (field, value.encode("latin-1")),
-            21: b"<< /Type /Annot /Subtype /FreeText /F 4 /Rect [100 440 300 460] /AP << /N 22 0 R >> >>",
-            22: stream(drawn, b"/Type /XObject /Subtype /Form /BBox [0 0 200 20] " + shown),
-        }
-    )
+    annotations = {
+        20: b"<< %s /V (%s) >>" % (field, value.encode("latin-1")),
+        21: b"<< /Type /Annot /Subtype /FreeText /F 4 /Rect [100 440 300 460] /AP << /N 22 0 R >> >>",
+    }
+    text = text_operators(["Name:"])
+    return annotated_pdf(text, annotations, {22: appearance(drawn, 200, 20)}, b"/DA (/F1 12 Tf 0 g) /DR " + FONTS)
 
 
 def patched(data: bytes, name: bytes, offset: int, form: str, *values: int) -> bytes:
