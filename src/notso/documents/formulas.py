@@ -329,29 +329,38 @@ def numeral(number: int, form: str) -> str:
         return str(number)
     if number <= len(_FEW.get(form, "")):
         return _FEW[form][number - 1]
-    if form in ("a", "A"):  # z, aa, ab
-        text = ""
-        while number:
-            number, digit = divmod(number - 1, 26)
-            text = _LATIN[digit] + text
-        return text if form == "a" else text.upper()
+    if form in ("a", "A"):
+        return _letters(number) if form == "a" else _letters(number).upper()
     if form in ("i", "I") and number < 4000:
-        places = zip(f"{number:04}", "MCXI", " DLV", " MCX", strict=True)
-        text = "".join(
-            ("", a, a * 2, a * 3, a + b, b, b + a, b + a * 2, b + a * 3, a + c)[int(d)] for d, a, b, c in places
-        )
-        return text if form == "I" else text.lower()
+        return _roman(number).lower() if form == "i" else _roman(number)
     if form in ("一, 二, 三, ...", "japaneseCounting") and number < 10_000:
-        text = "".join(
-            "零一二三四五六七八九"[int(digit)] + unit * (digit > "0")
-            for digit, unit in zip(f"{number:04}", ("千", "百", "十", ""), strict=True)
-        )
-        if form == "japaneseCounting":
-            return re.sub("零|一(?=[十百])", "", text)
-        return re.sub("零+", "零", text).strip("零").removeprefix("一" if 10 <= number < 20 else " ")
+        return _chinese(number, form == "japaneseCounting")
     letters = _ALPHABETS.get(form, "")
     doubled, place = divmod(number - 1, len(letters) or 1)
     return letters[place] * (doubled + 1) if letters and doubled < MAX_LABEL else str(number)
+
+
+def _letters(number: int) -> str:  # z, aa, ab
+    text = ""
+    while number:
+        number, digit = divmod(number - 1, 26)
+        text = _LATIN[digit] + text
+    return text
+
+
+def _roman(number: int) -> str:
+    places = zip(f"{number:04}", "MCXI", " DLV", " MCX", strict=True)
+    return "".join(
+        ("", a, a * 2, a * 3, a + b, b, b + a, b + a * 2, b + a * 3, a + c)[int(digit)] for digit, a, b, c in places
+    )
+
+
+def _chinese(number: int, is_japanese: bool) -> str:
+    places = zip(f"{number:04}", ("千", "百", "十", ""), strict=True)
+    text = "".join("零一二三四五六七八九"[int(digit)] + unit * (digit > "0") for digit, unit in places)
+    if is_japanese:
+        return re.sub("零|一(?=[十百])", "", text)
+    return re.sub("零+", "零", text).strip("零").removeprefix("一" if 10 <= number < 20 else " ")
 
 
 def slide_label(form: str, number: int) -> str:

@@ -376,7 +376,10 @@ class _ODFReader(PageReader):
 
     @reads("list", "list-item", "list-header")
     def _read_list(self, event: XMLEvent) -> None:
-        (self._numbers.start if event.is_start else self._numbers.end)(event)
+        if event.is_start:
+            self._numbers.start(event)
+        else:
+            self._numbers.end(event)
 
     @reads("table")
     def _read_table(self, event: XMLEvent) -> None:
