@@ -96,7 +96,10 @@ def test_lists_in_messages_have_commas_of_the_language() -> None:
 ENGLISH = ("example_1", "example_2", "example_3")
 """Questions for the demo model, which knows only English."""
 APOSTROPHE = r"(?<=[^\W\d])'(?=[^\W\d])"
-WIDE = r"[^ -~]\s?[(?]|\)\s?[^ -~]|: |:$|～"
+WIDE = (
+    r"[^ -~]\s?[(?]|\)\s?[^ -~]|:(?:\s|$)|～"
+    r"|[A-Za-z\d}][\u3040-\u30ff\u4e00-\u9fff]|[\u3040-\u30ff\u4e00-\u9fff][A-Za-z\d{]"
+)
 UNUSUAL = {
     "fr": rf"{APOSTROPHE}|(?<!\u202f)[;!?](?:\s|$)|(?<!\u00a0):(?:\s|$)|\}}[^\u00a0]?%",
     "it": APOSTROPHE,
@@ -107,7 +110,7 @@ UNUSUAL = {
     "zh-Hans": WIDE,
     "ko": r"[^\W\d] \((?!\{cached)",
     "ar": r"[?,;]|(?<!/)\{(?:name|file|host|server|names|said|quote|reason|title(?!\} \(فرع))\}"
-    r"|(?:\}|\d) (?:kB|MB|GB|MiB)|\d-\d|--|`",
+    r"|(?:\}|\d) (?:kB|MB|GB|MiB)|\{place\}:|\d-\d|--|`",
 }
 """Patterns of punctuation that is not usual in a language. In Arabic text, names, sizes and dates
 need an isolate."""
