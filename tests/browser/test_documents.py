@@ -41,7 +41,7 @@ def test_documents_can_be_added_searched_asked_about_and_deleted(
     expect(row).to_have_count(3)
     expect(page.locator("#documents li[data-state=ready]")).to_have_count(2)
     expect(row.filter(has_text="birds.pdf")).to_contain_text("PDF, 2 pages")
-    expect(row.filter(has_text="scan.pdf")).to_contain_text("is damaged: it is not a complete PDF.")
+    expect(row.filter(has_text="scan.pdf")).to_contain_text("is damaged: it is not a complete PDF")
     expect(page.locator("#documents")).to_have_attribute("hx-trigger", "refresh")
     picture(page, "list")
     page.locator("#document-words").fill("storks")

@@ -74,7 +74,7 @@ def test_document_is_uploaded_parsed_searched_and_deleted(start: Callable[..., A
     assert upload(server, "again.pdf", pdf)["id"] == found["id"]
     upload(server, "scan.pdf", b"%PDF-1.7", wanted="failed")
     page = server.client.get("/documents").text
-    assert "Birds.pdf" in page and "is damaged: it is not a complete PDF." in page and 'hx-trigger="refresh"' in page
+    assert "Birds.pdf" in page and "is damaged: it is not a complete PDF" in page and 'hx-trigger="refresh"' in page
     shown = server.client.get(f"/documents/{found['id']}?page=2").text
     assert "second page of storks" in shown and "first page of herons" not in shown
     assert "second page" in server.client.get(f"/documents/{found['id']}?at=30").text

@@ -13,7 +13,7 @@ import notso
 from notso.documents.values import UnreadableError, unreadable
 from notso.smollm3 import PARAMETERS, ContextLengthError, EngineError, Sentence
 from notso.web.chat.routes.transfer import ImportReport
-from notso.web.chat.templates import human_duration
+from notso.web.chat.templates import human_duration, human_size
 from notso.web.values import wording
 from notso.web.values.slash_commands import SHORTCUTS, SLASH_COMMANDS
 from notso.web.values.wording import (
@@ -72,12 +72,13 @@ def test_translation_has_known_keys_and_same_placeholders(code: str) -> None:
     assert len(same) < SAME_EVERYWHERE, same
 
 
-def test_pages_write_commas_and_colons_of_the_language() -> None:
+def test_pages_write_punctuation_and_direction_of_the_language() -> None:
     web = Path(wording.__file__).parents[1]
-    found = {path.name: re.findall(r"[}%]\}[,:] ?\{\{.*", path.read_text()) for path in web.glob("templates/*.html")}
+    fixed = re.compile(r"[}%]\}[,:] ?\{\{.*|[}%]\}\.(?:\s|<|$).*|<strong>\{\{ (?!words).*")
+    found = {path.name: fixed.findall(path.read_text()) for path in web.glob("templates/*.html")}
     joined = re.compile(r"""\{words\[[^]]*\]\}[,:] |[,:] \{words\[.*""")
     found |= {path.name: joined.findall(path.read_text()) for path in web.rglob("*.py")}
-    assert {name: lines for name, lines in found.items() if lines} == {}, "use the words comma and colon"
+    assert {name: lines for name, lines in found.items() if lines} == {}, "use the words comma and colon, and dir"
     spoken = language.set("fr")
     try:
         assert f"{words['models_now']}{words['colon']}" == "Modèle chargé\u00a0: "
@@ -140,7 +141,7 @@ def test_translation_has_usual_punctuation_and_one_term_for_each_thing(code: str
         assert pattern is None or {name: text for name, text in texts.items() if re.search(pattern, text)} == {}
 
 
-def test_integers_and_durations_are_formatted_by_language() -> None:
+def test_integers_durations_and_sizes_are_formatted_by_language() -> None:
     spoken = language.set("de")
     try:
         assert "12.345" in words["error_parts"].format(limit=12_345)
@@ -148,6 +149,7 @@ def test_integers_and_durations_are_formatted_by_language() -> None:
         for code, expected in {"de": "1 min 15 s", "ja": "1 分 15 秒", "ko": "1분 15초", "ar": "1 د 15 ث"}.items():
             language.set(code)
             assert human_duration(75) == expected
+            assert human_size(8).strip("\u2066\u2069") == "8 B"
     finally:
         language.reset(spoken)
 

@@ -49,6 +49,7 @@ from notso.web.values.visible_text import is_visible, visible
 from notso.web.values.wording import (
     DURATION_UNITS,
     LANGUAGES,
+    SYMBOLS,
     UNITS,
     direction,
     format_rate,
@@ -296,7 +297,7 @@ def iso_day(time_ms: int) -> str:
 
 def human_size(size: float) -> str:
     # Returns text such as '1.92 GB'.
-    units = list(UNITS.get(language.get(), UNITS["en"]))
+    units = list(UNITS.get(language.get(), SYMBOLS))
     if size < 999.5:  # 999.5 would round to 1000
         return isolate_direction(f"{size:.0f} {units[0]}")
     while size >= 999.5 and len(units) > 1:

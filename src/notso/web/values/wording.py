@@ -64,7 +64,8 @@ UNITS: dict[str, tuple[str, ...]] = {
     "en": ("bytes", "kB", "MB", "GB"),
     "fr": ("octets", "ko", "Mo", "Go"),
 }
-"""Units of sizes by language; default: English."""
+"""Units of sizes by language; default: SYMBOLS."""
+SYMBOLS = ("B", "kB", "MB", "GB")
 
 DURATION_UNITS: dict[str, tuple[str, str, str]] = {
     "en": (" h", " min", " s"),
