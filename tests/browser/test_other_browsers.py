@@ -26,9 +26,12 @@ LINES = (
     "document.getElementById('text').dispatchEvent(new CustomEvent('write', { detail: { value: 'a\\nb\\nc\\nd' } }))"
 )
 
-ERRORS = """for (const name of ["htmx:error", "htmx:sse:error"]) document.addEventListener(name, () => {
-    sessionStorage.setItem("errors", name);
-});"""
+WATCH = """new MutationObserver(() => sessionStorage.setItem("marks", document.getElementById("status").className))
+    .observe(document.getElementById("status"), { attributeFilter: ["class"] });"""
+LINKS = """for (const attributes of [{ href: "/export", download: "" }, { href: "mailto:someone@example.com" }]) {
+    Object.assign(document.createElement("a"), attributes).click();
+}
+dispatchEvent(new Event("beforeunload", { cancelable: true }));"""
 HEIGHTS = "const { offsetHeight, scrollHeight } = document.getElementById('text'); return [offsetHeight, scrollHeight];"
 
 
@@ -79,6 +82,9 @@ class Firefox:
     def press(self, x: int, y: int) -> None:
         self._call("PerformActions", actions=_press(x, y))
 
+    def resize(self, width: int, height: int) -> None:
+        self._call("SetWindowRect", width=width, height=height)
+
     def close(self) -> None:
         self._call("DeleteSession")
         self._socket.close()
@@ -107,7 +113,7 @@ class WebKit:
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}/session", timeout=WAIT_S)
         created = self._client.post("", json={"capabilities": {}}).json()["value"]
         self._client.base_url = self._client.base_url.join(f"/session/{created['sessionId']}")
-        self._call("window/rect", width=1200, height=860)
+        self.resize(1200, 860)
 
     def _call(self, path: str, **fields: Any) -> Any:
         answer = self._client.post(f"/{path}", json=fields)
@@ -132,8 +138,10 @@ class WebKit:
     def press(self, x: int, y: int) -> None:
         self._call("actions", actions=_press(x, y))
 
+    def resize(self, width: int, height: int) -> None:
+        self._call("window/rect", width=width, height=height)
+
     def close(self) -> None:
-        self._client.delete("")
         self._client.close()
         os.killpg(self.process.pid, signal.SIGTERM)
         self.process.wait()
@@ -216,7 +224,41 @@ def test_leaving_a_page_reports_no_broken_stream(
 ) -> None:
     remote.open(serve(demo.load).url)
     _until(remote, "document.getElementById('feed')._htmx?.sse?.reader")
-    remote.run(ERRORS)
+    remote.run(WATCH)
     remote.click("#sidebar a[href='/documents']")
     _until(remote, "location.pathname === '/documents' && document.readyState === 'complete'")
-    assert remote.run("return sessionStorage.getItem('errors')") is None
+    assert remote.run("return sessionStorage.getItem('marks')") is None
+
+
+def test_answer_continues_after_links_that_keep_the_page(
+    serve: Callable[..., Any], demo: DemoEngine, remote: Firefox | WebKit
+) -> None:
+    demo.dictate("One two three four five six seven.", "I count.")
+    remote.open(serve(demo.load).url)
+    with demo.held("answer"):
+        remote.type("#text", f"Count{ENTER}")
+        _until(remote, "document.querySelector('.answer')?.textContent.includes('One')")
+        remote.run(WATCH + LINKS)
+    _until(remote, "document.querySelector('article.assistant').dataset.state === 'done'")
+    assert remote.run("return document.querySelector('.answer').textContent.trim()") == (
+        "One two three four five six seven."
+    )
+    assert remote.run("return sessionStorage.getItem('marks')") is None
+
+
+def test_sidebar_with_menus_can_be_hidden(
+    serve: Callable[..., Any], demo: DemoEngine, remote: Firefox | WebKit
+) -> None:
+    """WebKit 2.50 hangs if an element with fallback positions is inside a hidden one."""
+    remote.open(serve(demo.load).url)
+    remote.type("#text", f"Hello{ENTER}")
+    _until(remote, "document.querySelector('article.assistant')?.dataset.state === 'done'")
+    for width in (700, 1200):
+        remote.resize(width, 860)
+        is_shown = str(width == 1200).lower()
+        _until(remote, f"document.querySelector('#sidebar').checkVisibility() === {is_shown}")
+    remote.run("document.querySelector('#sidebar .row-menu').click()")
+    _until(remote, "document.querySelector('#sidebar .menu:popover-open')")
+    remote.resize(700, 860)
+    _until(remote, "!document.querySelector('#sidebar').checkVisibility()")
+    remote.resize(1200, 860)

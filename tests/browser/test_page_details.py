@@ -280,6 +280,23 @@ def test_lost_connection_shows_a_reload_button(serve: Serve, open_page: Open, de
     expect(page.locator(".reload")).to_be_visible()
 
 
+def test_answer_continues_after_links_that_keep_the_page(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    demo.dictate("One two three four five six seven.")
+    page = open_page(serve(demo.load).url)
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append(request.url) if "/events" in request.url else None)
+    with demo.held("answer"):
+        ask(page, "Count")
+        expect(page.locator(".answer")).to_contain_text("One")
+        with page.expect_download():
+            page.evaluate("Object.assign(document.createElement('a'), { href: '/export', download: '' }).click()")
+        page.evaluate("dispatchEvent(new Event('beforeunload', { cancelable: true }))")
+    answered(page)
+    expect(page.locator(".answer")).to_have_text("One two three four five six seven.")
+    expect(page.locator("#status.lost")).to_have_count(0)
+    assert len(streams) == 1
+
+
 def test_suggestions_cause_no_layout_shift(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     demo.always("A line.\n\n" * 40)
     demo.suggestions = "Why is that?\nWhere is it now?\nWho said so first?"

@@ -21,15 +21,14 @@
     count.parentElement.querySelector("circle:last-child").setAttribute("stroke-dasharray", share);
   });
 
+  // Show a broken stream only if it cannot be reopened: Firefox and Safari also break the streams of a page being left.
   const mark = document.getElementById("status").classList;
-  const lost = (isLost) => ({ target }) => target.closest?.("[aria-busy], #listening") && mark.toggle("lost", isLost);
+  const lost = (isLost) => ({ target, detail: { connection } }) => {
+    if (isLost && connection?.attempt === 0) return; // it is reopened next
+    if (target.closest?.("[aria-busy], #listening")) mark.toggle("lost", isLost);
+  };
   for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
   document.addEventListener("htmx:sse:after:connection", lost(false));
-  // Firefox and Safari report the streams of a page that is being left as broken, so end them. They are opened again if
-  // the page stays, for example after a download.
-  addEventListener("beforeunload", () => {
-    for (const stream of document.querySelectorAll("[hx-sse\\:connect]")) stream._htmx?.sse?.reader?.cancel();
-  });
   // Another tab deleted the answer, or stopped and continued it.
   document.addEventListener("htmx:sse:error", ({ target, detail }) => {
     if (detail.status !== 404 || !target.matches("article")) return;
