@@ -21,10 +21,14 @@
     count.parentElement.querySelector("circle:last-child").setAttribute("stroke-dasharray", share);
   });
 
-  // Show a broken stream only if it cannot be reopened: Firefox and Safari also break the streams of a page being left.
+  // Report a stream only if it cannot be reopened at once. Firefox and Safari break the streams of a page that is being
+  // left, and Safari opens none until the next page arrives. The page may also stay, for example after a download.
   const mark = document.getElementById("status").classList;
+  let patience = 1; // attempts
+  addEventListener("beforeunload", () => { patience = 4; });
   const lost = (isLost) => ({ target, detail: { connection } }) => {
-    if (isLost && connection?.attempt === 0) return; // it is reopened next
+    if (isLost && connection?.attempt < patience) return;
+    if (!isLost) patience = 1;
     if (target.closest?.("[aria-busy], #listening")) mark.toggle("lost", isLost);
   };
   for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
