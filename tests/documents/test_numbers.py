@@ -287,11 +287,12 @@ def test_numbers_of_html_are_read(html: str, shown: str) -> None:
     assert "|".join(each for each in lines if each and "---" not in each) == shown
 
 
-def test_numbers_of_listnum_fields_are_read() -> None:
-    def field(*instruction: str) -> str:
-        code = "".join(f"<w:r><w:instrText>{each}</w:instrText></w:r>" for each in instruction)
-        return f'<w:r><w:fldChar w:fldCharType="begin"/></w:r>{code}<w:r><w:fldChar w:fldCharType="end"/></w:r>'
+def field(*instruction: str) -> str:
+    code = "".join(f"<w:r><w:instrText>{each}</w:instrText></w:r>" for each in instruction)
+    return f'<w:r><w:fldChar w:fldCharType="begin"/></w:r>{code}<w:r><w:fldChar w:fldCharType="end"/></w:r>'
 
+
+def test_numbers_of_listnum_fields_are_read() -> None:
     simple = "<w:fldSimple w:instr=' LISTNUM \"Legal default\" '/>".replace(" default", "Default")
     fields = (
         *(field(" LIST", "NUM "), field("LISTNUM \\l 2"), field(" listnum NumberDefault \\l 2"), field("LISTNUM")),
@@ -308,3 +309,12 @@ def test_numbers_of_listnum_fields_are_read() -> None:
     result = field("LISTNUM").replace(end, f"{end.replace('end', 'separate')}<w:r><w:t>1)</w:t></w:r>{end}")
     hidden = field("LISTNUM").replace("<w:r>", "<w:r><w:rPr><w:vanish/></w:rPr>")
     assert word_lines(f"<w:p>{result}</w:p><w:p>{hidden}<w:r><w:t>a</w:t></w:r></w:p>", numbering) == ["1)", "a"]
+
+
+def test_listnum_fields_belong_to_the_list_of_their_paragraph() -> None:
+    numbering = definition(2, OUTLINE) + listed(2, 2)
+    plain = f"<w:p>{field('LISTNUM')}</w:p>"
+    assert word_lines(item("a", number=2) + plain, numbering) == ["1. a", "1)"]
+    box = f"<w:r><w:txbxContent>{plain}</w:txbxContent></w:r>"
+    around = item("a", number=2).replace("</w:p>", f"{box}{field('LISTNUM')}</w:p>")
+    assert word_lines(around, numbering) == ["1)", "1. a1.1"]

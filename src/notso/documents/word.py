@@ -378,7 +378,7 @@ class _WordReader(PageReader):
         self._in_properties = self._is_section_over = False
         # The end of the current paragraph is deleted or hidden; the next one continues it.
         self._is_continued = False
-        self._outer: list[tuple[_WordStyle, bool]] = []  # paragraphs that contain the current text box
+        self._outer: list[tuple[_WordStyle, str, int | None, bool]] = []  # paragraphs that contain the current text box
         self._run, self._form_field = _Run(), _FormField()
         self._in_instruction, self._instruction = False, ""  # of a field
         # Whether the result of each open field has begun: results within instructions are not shown.
@@ -410,16 +410,14 @@ class _WordReader(PageReader):
         self._is_continued &= not event.is_start
         self._fields = [each for each in self._fields if each]  # damaged files may lack the end of a field
         self._run = _Run()
-        self._style = _WordStyle() if event.is_start else self._style
+        if event.is_start:
+            self._style, self._list_id, self._level = _WordStyle(), "", None
 
-    @reads("<pPr>")
-    def _start_properties(self, event: XMLEvent) -> None:
-        self._in_properties = True
-        self._style, self._list_id, self._level = _WordStyle(), "", None
-
-    @reads("</pPr>")
-    def _end_properties(self, event: XMLEvent) -> None:
-        self._in_properties = False
+    @reads("pPr")
+    def _read_properties(self, event: XMLEvent) -> None:
+        self._in_properties = event.is_start
+        if event.is_start:
+            return
         if self._is_continued or self._style.is_hidden:
             self.page.prefix, self._is_continued = "", True
             return
@@ -501,11 +499,11 @@ class _WordReader(PageReader):
     @reads("txbxContent")
     def _read_text_box(self, event: XMLEvent) -> None:
         if event.is_start:
-            self._outer.append((self._style, self._is_continued))
+            self._outer.append((self._style, self._list_id, self._level, self._is_continued))
             self.page.start_box()
         else:
             self.page.end_box()
-            self._style, self._is_continued = self._outer.pop()
+            self._style, self._list_id, self._level, self._is_continued = self._outer.pop()
 
     @reads("<altChunk>", "<chart>", "<relIds>")
     def _read_part(self, event: XMLEvent) -> None:
