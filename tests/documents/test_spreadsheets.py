@@ -301,6 +301,14 @@ def test_ods_with_indented_xml_is_read() -> None:
     assert read_here(odt(table, "spreadsheet"), "a.ods").text == "## S\n\n| a | b |\n| --- | --- |\n| a | b |"
 
 
+def test_malformed_ods_is_refused_before_the_library_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library never ends if a tag is cut off."""
+    monkeypatch.setattr("python_calamine.CalamineWorkbook", None)
+    row = "<table:table-row><table:table-cell><text:p>a</text:p></table:table-cell></table:table-row"
+    with pytest.raises(UnreadableError, match="its XML is malformed"):
+        read_here(odt(f'<table:table table:name="S">{row}</table:table>', "spreadsheet"), "a.ods")
+
+
 def test_xlsb_cells_that_would_be_skipped_are_refused() -> None:
     """SheetJS writes cells without a column, which the library skips. 0: a row; 17: a short cell."""
     for kind, sentence in ((17, "XLSB file of an unsupported variant"), (7, "damaged")):

@@ -158,6 +158,17 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
     yield from events
 
 
+def check_xml(pieces: Iterator[bytes]) -> None:
+    """Raise UnreadableError if XML is malformed; several times faster than `xml_events`."""
+    parser = expat.ParserCreate()
+    try:
+        for piece in pieces:
+            parser.Parse(piece, False)
+        parser.Parse(b"", True)
+    except (expat.ExpatError, ValueError, LookupError):
+        raise UnreadableError("is damaged: its XML is malformed", "document_damaged") from None
+
+
 def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) -> Iterator[XMLEvent]:
     """Yield the events, without the elements whose start tags satisfy `is_omitted`."""
     depth = 0

@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from typing import BinaryIO, ClassVar
 from urllib.parse import unquote
 
-from notso.documents.archives import MAX_REPEATED, Archive, Tags, XMLEvent, outside, xml_events
+from notso.documents.archives import MAX_REPEATED, Archive, Tags, XMLEvent, check_xml, outside, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
     Formula,
@@ -249,6 +249,8 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         return ""
 
     try:
+        if "content.xml" in archive.names:
+            check_xml(Archive(file).pieces("content.xml"))  # the library may never end if a tag is cut off
         yield from list(read_spreadsheet(file, warnings, read_ods_text=read_text))
     except UnreadableError as error:
         if error.code != "document_damaged":
