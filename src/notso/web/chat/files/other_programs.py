@@ -100,8 +100,8 @@ def _can_append(message: JSON, node: MessageNode) -> bool:
 
 
 def _append(message: JSON, node: MessageNode) -> None:
-    for name, text in (("content", node.content), ("reasoning", node.reasoning)):
-        message[name] = "\n\n".join(filter(None, (message[name], text)))
+    message["content"] = _paragraphs(message["content"], node.content)
+    message["reasoning"] = _paragraphs(message["reasoning"], node.reasoning)
     message["model"] = node.model or message["model"]
     message["state"], message["note"] = node.state, node.note
     message["attachments"] += node.attachments
@@ -157,7 +157,8 @@ class ExportReader:
         """
         found = 0
         for kind, value in self._convert_all(documents):
-            self._count(len(value["messages"]))
+            self._check_count(len(value["messages"]))
+            self._messages += len(value["messages"])
             found += 1
             yield kind, value
         if not found:
@@ -167,38 +168,46 @@ class ExportReader:
         listed: list[Any] = []  # messages of a top-level list, or of several lines
         session: JSON | None = None  # a chat of llama.cpp's web UI: one line for the chat, then one for each message
         for value, is_listed in chain(documents, [END_OF_FILE]):
-            if session is not None and isinstance(value, dict) and value.get("type") == "message":
+            kind = value.get("type") if isinstance(value, dict) else None
+            if session is not None and kind == "message":
                 session["messages"].append(value.get("message"))
-                self._count(len(session["messages"]), only_check=True)
+                self._check_count(len(session["messages"]))
                 continue
             if session is not None:
                 yield from self._convert(_llama_cpp, session)
                 session = None
             if value is None:
-                for each in separate_chats({"messages": listed}) if any(map(is_message, listed)) else ():
-                    yield from self._convert(to_openai, each, "openai")
+                if any(map(is_message, listed)):
+                    yield from self._convert_lists(separate_chats({"messages": listed}))
                 listed = []
-            elif isinstance(value, dict) and value.get("type") == "session":
+            elif kind == "session":
                 session = {"conv": value, "messages": []}
-            elif isinstance(value, dict) and value.get("format") == OWN_FORMAT:
-                yield from self._read_own(value)
-            elif isinstance(value, dict) and (read := _detect_format(value)) is not None:
-                yield from self._convert(read, value)
-            elif isinstance(value, dict) and isinstance(value.get("messages"), list):
-                for each in separate_chats(value):
-                    yield from self._convert(to_openai, each, "openai")
-            elif isinstance(value, dict) and "messages" in value:
-                invalid = ImportFormatError("import_invalid", place="messages", reason="a list is required")
-                self._problem = self._problem or invalid
-                self.left_out["chats"] += 1
+            elif isinstance(value, dict) and (chats := self._chats_of(value)) is not None:
+                yield from chats
             elif is_message(value) or (is_listed and (not isinstance(value, dict) or "role" in value)):
                 listed.append(value)
-                self._count(len(listed), only_check=True)
+                self._check_count(len(listed))
             else:
                 self._unknown += 1
-                self._count(self._unknown, only_check=True)
-                for each in find_lists(value):
-                    yield from self._convert(to_openai, each, "openai")
+                self._check_count(self._unknown)
+                yield from self._convert_lists(find_lists(value))
+
+    def _chats_of(self, document: JSON) -> Iterator[tuple[Kind, JSON]] | None:
+        # Returns None if the document is in no known format.
+        if document.get("format") == OWN_FORMAT:
+            return self._read_own(document)
+        if (read := _detect_format(document)) is not None:
+            return self._convert(read, document)
+        if isinstance(document.get("messages"), list):
+            return self._convert_lists(separate_chats(document))
+        if "messages" in document:
+            self._refuse(ImportFormatError("import_invalid", place="messages", reason="a list is required"))
+            return iter(())
+        return None
+
+    def _convert_lists(self, chats: Iterable[JSON]) -> Iterator[tuple[Kind, JSON]]:
+        for each in chats:
+            yield from self._convert(to_openai, each, "openai")
 
     def _convert(
         self, read: Callable[[JSON, ExportReader], JSON], document: JSON, kind: Kind = "own"
@@ -213,12 +222,15 @@ class ExportReader:
                 raise ImportFormatError("import_unknown")
         except (ImportFormatError, RecursionError, *_UNEXPECTED) as error:
             damaged = ImportFormatError("import_invalid", place="messages", reason="an unexpected value")
-            self._problem = self._problem or (error if isinstance(error, ImportFormatError) else damaged)
             self.left_out.clear()
             self.left_out.update(before)
-            self.left_out["chats"] += 1
+            self._refuse(error if isinstance(error, ImportFormatError) else damaged)
             return
         yield kind, chat
+
+    def _refuse(self, problem: ImportFormatError) -> None:
+        self._problem = self._problem or problem
+        self.left_out["chats"] += 1
 
     def _read_own(self, document: JSON) -> Iterator[tuple[Kind, JSON]]:
         version, chats = document.get("version"), document.get("chats")
@@ -232,14 +244,13 @@ class ExportReader:
         for at, chat in enumerate(chats):
             if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list):
                 raise ImportFormatError("import_invalid", place=f"chats.{at}.messages", reason="a list is required")
-        self._count(sum(len(chat["messages"]) for chat in chats), only_check=True)
+        self._check_count(sum(len(chat["messages"]) for chat in chats))
         for chat in chats:
             yield "own", {"file_version": version, **chat}
 
-    def _count(self, messages: int, *, only_check: bool = False) -> None:
-        if self._messages + messages > MAX_MESSAGES:
+    def _check_count(self, further: int) -> None:
+        if self._messages + further > MAX_MESSAGES:
             raise ImportFormatError("import_too_much", what=f"more than {MAX_MESSAGES:,} messages")
-        self._messages += 0 if only_check else messages
 
     def text(self, value: Any) -> str:
         """Return storable text of at most MAX_TEXT characters, or '' if `value` is not a string."""
@@ -250,28 +261,34 @@ class ExportReader:
             value = value[:MAX_TEXT]
         return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
 
-    def attach(self, node: MessageNode, name: Any, content: Any) -> None:
-        """Attach a text file. Files without text or beyond MAX_ATTACHMENTS are only counted."""
-        text = self.text(content)
-        name = " ".join(self.text(name).split())[:MAX_NAME] or "file"
-        if text and len(node.attachments) < MAX_ATTACHMENTS:
-            node.attachments.append({"name": name, "text": text})
-        else:
-            self.count_omitted(node, name, omitted_kind(name))
+    def line(self, value: Any) -> str:
+        """Return a title or name in one line of at most MAX_NAME characters, or '' if `value` is not a string."""
+        return " ".join(self.text(value).split())[:MAX_NAME]
 
-    def count_omitted(self, node: MessageNode, name: Any, kind: str) -> None:
+    def attach(self, node: MessageNode, name: Any, content: Any = None, *, is_picture: bool = False) -> None:
+        """Attach a text file. Pictures, files without text and files beyond MAX_ATTACHMENTS are only counted."""
+        text, name = "" if is_picture else self.text(content), self.line(name)
+        if text and len(node.attachments) < MAX_ATTACHMENTS:
+            node.attachments.append({"name": name or "file", "text": text})
+        else:
+            self.count_omitted(node, "pictures" if is_picture else omitted_kind(name), name)
+
+    def count_omitted(self, node: MessageNode, kind: str, name: Any = "") -> None:
         """Count an omitted picture or file. A question without text shows the name instead."""
         self.left_out[kind] += 1
         if node.role == "user":
-            label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")
+            label = self.line(name) or {"pictures": "picture"}.get(kind, "file")
             node.note = f"{node.note} [{label}]".strip()
+
+    def fail(self, node: MessageNode, error: Any) -> None:
+        """Mark the message as failed, with the text of the error as its note."""
+        node.state, node.note = "failed", self.text(error)[:1000]
 
     def finish_node(self, node: MessageNode) -> MessageNode:
         """Separate reasoning from the answer, limit their length, and hide the node if it is empty."""
         if node.role == "assistant" and (thoughts := THOUGHTS.match(node.content)):
             node.content = node.content[thoughts.end() :]
-            reasoning = (thoughts[1] or thoughts[2] or "").strip()
-            node.reasoning = "\n\n".join(filter(None, (node.reasoning, reasoning)))
+            node.reasoning = _paragraphs(node.reasoning, (thoughts[1] or thoughts[2] or "").strip())
         if node.role == "user":
             node.content, node.note = node.content or node.note, ""
         node.content, node.reasoning = self.text(node.content), self.text(node.reasoning)
@@ -327,7 +344,7 @@ def _build_chat(
         reader.left_out["texts"] += 1
         system = system[:MAX_SYSTEM_PROMPT]
     return {
-        "title": " ".join(reader.text(title).split())[:MAX_NAME],
+        "title": reader.line(title),
         "prompt_date": datetime.fromtimestamp((created or current_ms()) / 1000, UTC).date().isoformat(),
         "created_ms": created,
         "updated_ms": updated_ms or max(times, default=created),
@@ -369,39 +386,41 @@ def _chatgpt(document: JSON, reader: ExportReader) -> JSON:
 
 
 def _fill_chatgpt(node: MessageNode, message: JSON, reader: ExportReader) -> None:
-    role = (message.get("author") or {}).get("role")
     metadata, content = message.get("metadata") or {}, message.get("content") or {}
-    kind, parts = content.get("content_type"), content.get("parts") or []
-    if role in ("user", "assistant") and not metadata.get("is_visually_hidden_from_conversation"):
-        node.role = role
-    for part in parts:
+    node.role = _role((message.get("author") or {}).get("role"))
+    if node.role and metadata.get("is_visually_hidden_from_conversation"):
+        node.role = ""
+    for part in content.get("parts") or []:  # also of messages that are not shown, such as results of tools
         if isinstance(part, dict) and "asset_pointer" in str(part.get("content_type")):
-            name = "picture" if "image" in part["content_type"] else "recording"
-            reader.count_omitted(node, name, "pictures" if name == "picture" else "files")
-    if kind in ("thoughts", "reasoning_recap"):
+            is_picture = "image" in part["content_type"]
+            reader.count_omitted(node, "pictures" if is_picture else "files", "" if is_picture else "recording")
+    if content.get("content_type") in ("thoughts", "reasoning_recap"):
         thoughts = [each for each in content.get("thoughts") or [] if isinstance(each, dict)]
-        node.reasoning = "\n\n".join(filter(None, (reader.text(each.get("content")) for each in thoughts)))
-        return
-    if not node.role:
-        return
-    if role == "assistant" and message.get("recipient") not in (None, "all"):
+        node.reasoning = _paragraphs(*(reader.text(each.get("content")) for each in thoughts))
+    elif node.role == "assistant" and message.get("recipient") not in (None, "all"):
         reader.left_out["tool_calls"] += 1
         node.role = ""
-        return
-    for each in metadata.get("attachments") or []:
-        if not str(each.get("mime_type")).startswith("image/"):  # images are counted with the content
-            reader.count_omitted(node, each.get("name"), "files")
-    if kind == "code":
-        node.content = f"```{_name(content.get('language'))}\n{reader.text(content.get('text'))}\n```"
-    elif kind in ("text", "multimodal_text"):
-        texts = (part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict))
-        text = "\n\n".join(filter(None, map(reader.text, texts)))
-        node.content, references = _CITATION.subn("", text)
-        reader.left_out["references"] += references
-    elif kind != "user_editable_context":
-        node.content = reader.text(content.get("text"))
-    if message.get("status") == "in_progress":
-        node.state = "interrupted"
+    elif node.role:
+        for each in metadata.get("attachments") or []:
+            if not str(each.get("mime_type")).startswith("image/"):  # images are counted with the content
+                reader.count_omitted(node, "files", each.get("name"))
+        node.content = _chatgpt_text(content, reader)
+        if message.get("status") == "in_progress":
+            node.state = "interrupted"
+
+
+def _chatgpt_text(content: JSON, reader: ExportReader) -> str:
+    match content.get("content_type"):
+        case "code":
+            return f"```{_name(content.get('language'))}\n{reader.text(content.get('text'))}\n```"
+        case "text" | "multimodal_text":
+            texts = (_inner(part, "text") for part in content.get("parts") or [])
+            text, references = _CITATION.subn("", _paragraphs(*map(reader.text, texts)))
+            reader.left_out["references"] += references
+            return text
+        case "user_editable_context":
+            return ""
+    return reader.text(content.get("text"))
 
 
 def _claude(document: JSON, reader: ExportReader) -> JSON:
@@ -411,26 +430,13 @@ def _claude(document: JSON, reader: ExportReader) -> JSON:
         role: Literal["user", "assistant"] = "user" if message.get("sender") == "human" else "assistant"
         parent = _parent(message.get("parent_message_uuid")) if "parent_message_uuid" in message else before
         node = MessageNode(_id(message.get("uuid") or str(at)), parent, role, rank=at)
-        texts, thoughts = [], []
-        for part in message.get("content") or []:
-            if part.get("type") == "text":
-                texts.append(reader.text(part.get("text")))
-            elif part.get("type") == "thinking":
-                thoughts.append(reader.text(part.get("thinking")))
-            elif part.get("type") == "tool_use":
-                reader.left_out["tool_calls"] += 1
-            elif part.get("type") == "image":
-                reader.count_omitted(node, "picture", "pictures")
-        node.content = "\n\n".join(filter(None, texts)) or reader.text(message.get("text"))
-        node.reasoning = "\n\n".join(filter(None, thoughts))
+        _fill_parts(node, message.get("content") or [], message.get("text"), reader)
         node.created_ms = _to_ms(message.get("created_at"))
         node.model = _name(document.get("model")) if role == "assistant" else ""
         for each in message.get("attachments") or []:
             reader.attach(node, each.get("file_name"), each.get("extracted_content"))
         for each in message.get("files_v2") or message.get("files") or []:
-            name = each.get("file_name")
-            kind = "pictures" if each.get("file_kind") == "image" else omitted_kind(str(name))
-            reader.count_omitted(node, name, kind)
+            reader.attach(node, each.get("file_name"), is_picture=each.get("file_kind") == "image")
         nodes.append(node)
         before = node.id
     return _build_chat(
@@ -445,6 +451,24 @@ def _claude(document: JSON, reader: ExportReader) -> JSON:
     )
 
 
+def _fill_parts(node: MessageNode, parts: Iterable[JSON], text: Any, reader: ExportReader) -> None:
+    # Reads the parts of a message of Claude or LibreChat. text: the content if no part has text.
+    texts, thoughts = list[str](), list[str]()
+    for part in parts:
+        match part.get("type"):
+            case "text":
+                texts.append(reader.text(_inner(part.get("text"), "value")))
+            case "thinking" | "think" as name:
+                thoughts.append(reader.text(part.get(name)))
+            case "tool_use" | "tool_call":
+                reader.left_out["tool_calls"] += 1
+            case "image" | "image_file" | "image_url":
+                reader.count_omitted(node, "pictures")
+            case "error":
+                reader.fail(node, _inner(part.get("error") or part.get("text"), "value"))
+    node.content, node.reasoning = _paragraphs(*texts) or reader.text(text), _paragraphs(*thoughts)
+
+
 def _open_webui(document: JSON, reader: ExportReader) -> JSON:
     chat = document["chat"]
     history = chat.get("history") or {}
@@ -456,28 +480,9 @@ def _open_webui(document: JSON, reader: ExportReader) -> JSON:
     ranks = _sibling_ranks(each.get("childrenIds") for each in messages.values() if isinstance(each, dict))
     nodes = []
     for at, (key, message) in enumerate(messages.items()):
-        role = message.get("role")
-        node = MessageNode(_id(key), _parent(message.get("parentId")), role if role in ("user", "assistant") else "")
-        node.rank = ranks.get(key, at)
-        node.created_ms = _to_ms(message.get("timestamp"))
-        output = message.get("output")
-        if isinstance(output, list) and any(each.get("type") == "message" for each in output):
-            _fill_from_output(node, output, reader)
-        else:
-            node.content = _without_details(node, reader.text(message.get("content")), reader)
-        if node.role == "assistant":
-            node.model = _name(message.get("model"))
-            node.state = "interrupted" if message.get("done") is False else "done"
-            if error := message.get("error"):
-                node.state = "failed"
-                node.note = reader.text(error.get("content") if isinstance(error, dict) else error)[:1000]
-        for each in message.get("files") or []:
-            file = each.get("file") or {}
-            if each.get("type") == "image":
-                reader.count_omitted(node, each.get("name") or "picture", "pictures")
-            else:
-                name = each.get("name") or file.get("filename")
-                reader.attach(node, name, (file.get("data") or {}).get("content"))
+        node = MessageNode(_id(key), _parent(message.get("parentId")), _role(message.get("role")))
+        node.rank, node.created_ms = ranks.get(key, at), _to_ms(message.get("timestamp"))
+        _fill_open_webui(node, message, reader)
         nodes.append(node)
     return _build_chat(
         reader,
@@ -493,6 +498,23 @@ def _open_webui(document: JSON, reader: ExportReader) -> JSON:
     )
 
 
+def _fill_open_webui(node: MessageNode, message: JSON, reader: ExportReader) -> None:
+    output = message.get("output")
+    if isinstance(output, list) and any(each.get("type") == "message" for each in output):
+        _fill_from_output(node, output, reader)
+    else:
+        node.content = _without_details(node, reader.text(message.get("content")), reader)
+    if node.role == "assistant":
+        node.model = _name(message.get("model"))
+        node.state = "interrupted" if message.get("done") is False else "done"
+        if error := message.get("error"):
+            reader.fail(node, _inner(error, "content"))
+    for each in message.get("files") or []:
+        file = each.get("file") or {}
+        name, text = each.get("name") or file.get("filename"), (file.get("data") or {}).get("content")
+        reader.attach(node, name, text, is_picture=each.get("type") == "image")
+
+
 def _fill_from_output(node: MessageNode, output: list[JSON], reader: ExportReader) -> None:
     texts: dict[str, list[str]] = {"message": [], "reasoning": []}
     for each in output:
@@ -500,8 +522,7 @@ def _fill_from_output(node: MessageNode, output: list[JSON], reader: ExportReade
             texts[each["type"]] += [reader.text(part.get("text")) for part in each.get("content") or []]
         elif each.get("type") == "function_call":
             reader.left_out["tool_calls"] += 1
-    node.content = "\n\n".join(filter(None, texts["message"]))
-    node.reasoning = "\n\n".join(filter(None, texts["reasoning"]))
+    node.content, node.reasoning = _paragraphs(*texts["message"]), _paragraphs(*texts["reasoning"])
 
 
 def _without_details(node: MessageNode, text: str, reader: ExportReader) -> str:
@@ -516,7 +537,7 @@ def _without_details(node: MessageNode, text: str, reader: ExportReader) -> str:
         after = end + len(END_OF_DETAILS)
         if kind == "reasoning":
             lines = (line.strip().removeprefix(">").strip() for line in html.unescape(body).splitlines())
-            node.reasoning = "\n\n".join(filter(None, (node.reasoning, "\n".join(lines).strip())))
+            node.reasoning = _paragraphs(node.reasoning, "\n".join(lines).strip())
         elif kind in ("tool_calls", "code_interpreter"):
             reader.left_out["tool_calls"] += 1
         else:
@@ -542,9 +563,7 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
         versions: list[MessageNode] = []
         chosen = message.get("currentlySelected") or 0
         for number, version in enumerate(message["versions"]):
-            role = version.get("role")
-            node = MessageNode("", before, role if role in ("user", "assistant") else "", created_ms=created)
-            node.rank = number
+            node = MessageNode("", before, _role(version.get("role")), created_ms=created, rank=number)
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
             # Messages have no ids, and positions are reused after messages change or are deleted. The digest depends
@@ -574,7 +593,6 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
 def _add_step(node: MessageNode, step: JSON, reader: ExportReader) -> None:
     if step.get("type") not in ("contentBlock", "singleStep"):
         return
-    is_thinking = (step.get("style") or {}).get("type") == "thinking"
     texts = []
     for part in step.get("content") or []:
         if part.get("type") == "text":
@@ -582,11 +600,12 @@ def _add_step(node: MessageNode, step: JSON, reader: ExportReader) -> None:
         elif part.get("type") == "toolCallRequest":
             reader.left_out["tool_calls"] += 1
         elif part.get("type") == "file":
-            is_picture = part.get("fileType") == "image"
-            name = part.get("fileIdentifier")
-            reader.count_omitted(node, name, "pictures" if is_picture else omitted_kind(str(name)))
-    name = "reasoning" if is_thinking else "content"
-    setattr(node, name, "\n\n".join(filter(None, (getattr(node, name), "\n".join(texts).strip("\n")))))
+            reader.attach(node, part.get("fileIdentifier"), is_picture=part.get("fileType") == "image")
+    text = "\n".join(texts).strip("\n")
+    if (step.get("style") or {}).get("type") == "thinking":
+        node.reasoning = _paragraphs(node.reasoning, text)
+    else:
+        node.content = _paragraphs(node.content, text)
     if node.role == "assistant":
         node.model = _name((step.get("genInfo") or {}).get("indexedModelIdentifier")) or node.model
 
@@ -615,25 +634,8 @@ def _librechat(document: JSON, reader: ExportReader) -> JSON:
 
 
 def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> None:
-    texts, thoughts = list[str](), list[str]()
-    for part in message.get("content") or []:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text":
-            text = part.get("text")
-            texts.append(reader.text(text.get("value") if isinstance(text, dict) else text))
-        elif kind == "think":
-            thoughts.append(reader.text(part.get("think")))
-        elif kind == "tool_call":
-            reader.left_out["tool_calls"] += 1
-        elif kind in ("image_file", "image_url"):
-            reader.count_omitted(node, "picture", "pictures")
-        elif kind == "error":
-            node.state = "failed"
-            text = part.get("error") or part.get("text")
-            node.note = reader.text(text.get("value") if isinstance(text, dict) else text)[:1000]
-    # Messages of assistants have the same text in `content` and in `text`.
-    node.content = "\n\n".join(filter(None, texts)) or reader.text(message.get("text"))
-    node.reasoning = "\n\n".join(filter(None, thoughts))
+    parts = [each for each in message.get("content") or [] if isinstance(each, dict)]
+    _fill_parts(node, parts, message.get("text"), reader)
     node.created_ms = _to_ms(message.get("createdAt"))
     if node.role == "assistant":
         node.model = _name(message.get("model"))
@@ -642,11 +644,8 @@ def _fill_librechat(node: MessageNode, message: JSON, reader: ExportReader) -> N
         elif message.get("unfinished") is True:
             node.state = "interrupted"
     for each in (*(message.get("files") or []), *(message.get("attachments") or [])):
-        name = each.get("filename") or each.get("name")
-        if str(each.get("type")).startswith("image/"):
-            reader.count_omitted(node, name, "pictures")
-        else:
-            reader.attach(node, name, each.get("text"))
+        is_picture = str(each.get("type")).startswith("image/")
+        reader.attach(node, each.get("filename") or each.get("name"), each.get("text"), is_picture=is_picture)
 
 
 def _llama_cpp(document: JSON, reader: ExportReader) -> JSON:
@@ -656,23 +655,18 @@ def _llama_cpp(document: JSON, reader: ExportReader) -> JSON:
     nodes = []
     system = ""
     for at, message in enumerate(messages):
-        role, is_root = message.get("role"), message.get("type") == "root"
         node = MessageNode(_id(message["id"]), _parent(message.get("parent")), "", rank=ranks.get(message["id"], at))
         node.created_ms = _to_ms(message.get("timestamp"), per_unit=1)
         content = reader.text(message.get("content"))
-        if role == "system":
+        if message.get("role") == "system":
             system = system or content
-        elif role in ("user", "assistant") and not is_root:
-            node.role = role
-            node.content = content
+        elif message.get("type") != "root":
+            node.role, node.content = _role(message.get("role")), content
         if node.role == "assistant":
             _fill_llama_cpp(node, message, reader)
         for each in message.get("extra") or []:
-            kind, name = str(each.get("type")), each.get("name")
-            if kind.lower().startswith("image"):
-                reader.count_omitted(node, name, "pictures")
-            else:
-                reader.attach(node, name, each.get("content"))
+            is_picture = str(each.get("type")).lower().startswith("image")
+            reader.attach(node, each.get("name"), each.get("content"), is_picture=is_picture)
         nodes.append(node)
     return _build_chat(
         reader,
@@ -697,7 +691,7 @@ def _fill_llama_cpp(node: MessageNode, message: JSON, reader: ExportReader) -> N
         except (ValueError, RecursionError):
             tool_calls = [tool_calls]
     reader.left_out["tool_calls"] += calls + (len(tool_calls) if isinstance(tool_calls, list) else 0)
-    node.reasoning = "\n\n".join(filter(None, thoughts))
+    node.reasoning = _paragraphs(*thoughts)
     node.model = _name(message.get("model"))
 
 
@@ -714,6 +708,19 @@ def _id(value: Any) -> str:
 
 def _parent(value: Any) -> str | None:
     return _id(value) if value is not None and value != "" else None
+
+
+def _role(value: Any) -> Literal["user", "assistant", ""]:
+    return value if value in ("user", "assistant") else ""
+
+
+def _paragraphs(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+def _inner(value: Any, name: str) -> Any:
+    # Returns a value that some releases of a program wrap in an object.
+    return value.get(name) if isinstance(value, dict) else value
 
 
 def _name(value: Any) -> str:
