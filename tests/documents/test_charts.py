@@ -211,3 +211,16 @@ def test_flat_spreadsheets_are_read_without_charts_and_hidden_sheets() -> None:
 )
 def test_number_formats_of_charts(number: str, form: str, shown: str) -> None:
     assert format_number(number, form) == shown
+
+
+@pytest.mark.parametrize("inner", ["<text:object/>", "<text:chart/>"])
+def test_odf_elements_around_the_body_and_around_objects_are_ignored(inner: str) -> None:
+    def within(content: str) -> str:
+        for name in ("text:p", "text:span", "text:list", "text:note-citation", "text:note-body", "table:table-cell"):
+            content = f"<{name}>{content}</{name}>"
+        return content
+
+    body = f"<office:body><office:text><text:p>a<text:object>{within(inner)}</text:object>b</text:p></office:text>"
+    document = f"<office:document {ODF}>{within(f'{body}</office:body>')}</office:document>"
+    expected = "ab\n\nChart:" if "chart" in inner else "ab"
+    assert read_here(document.encode(), "a.fodt").text.strip() == expected

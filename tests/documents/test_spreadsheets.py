@@ -304,9 +304,8 @@ def test_ods_with_indented_xml_is_read() -> None:
 def test_malformed_ods_is_refused_before_the_library_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library never ends if a tag is cut off."""
     monkeypatch.setattr("python_calamine.CalamineWorkbook", None)
-    row = "<table:table-row><table:table-cell><text:p>a</text:p></table:table-cell></table:table-row"
     with pytest.raises(UnreadableError, match="its XML is malformed"):
-        read_here(odt(f'<table:table table:name="S">{row}</table:table>', "spreadsheet"), "a.ods")
+        read_here(odt('<table:table table:name="S"></table:table', "spreadsheet"), "a.ods")
 
 
 def test_xlsb_cells_that_would_be_skipped_are_refused() -> None:

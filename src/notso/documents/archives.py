@@ -22,6 +22,7 @@ MAX_REPEATED = 1_000
 numbers."""
 
 TRUE = ("1", "true", "on")
+_STEPS = {"start": 1, "text": 0, "end": -1}  # changes of the depth
 _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
 
@@ -173,11 +174,21 @@ def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) 
     """Yield the events, without the elements whose start tags satisfy `is_omitted`."""
     depth = 0
     for event in events:
-        step = {"start": 1, "text": 0, "end": -1}[event.kind]
+        step = _STEPS[event.kind]
         if depth or (step > 0 and is_omitted(event)):
             depth += step
         else:
             yield event
+
+
+def paired(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
+    """Yield the events before the first end tag without a start tag."""
+    depth = 0
+    for event in events:
+        depth += _STEPS[event.kind]
+        if depth < 0:
+            return
+        yield event
 
 
 def _local_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from itertools import dropwhile, takewhile
 from typing import BinaryIO, ClassVar
 from urllib.parse import unquote
 
-from notso.documents.archives import MAX_REPEATED, Archive, Tags, XMLEvent, check_xml, outside, xml_events
+from notso.documents.archives import MAX_REPEATED, Archive, Tags, XMLEvent, check_xml, outside, paired, xml_events
 from notso.documents.formulas import (
     MAX_LEVEL,
     Formula,
@@ -287,7 +288,7 @@ class _ODFReader(PageReader):
 
     def __init__(self, styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive | None = None) -> None:
         super().__init__()
-        self._styles, self._events, self._archive = styles, events, archive
+        self._styles, self._events, self._archive = styles, paired(events), archive
         self._main, self._notes = self.page, Page()  # `page` is one of them
         self._citation = ""  # of the next note
         self._numbers = _ODFNumbers(styles)
@@ -409,11 +410,12 @@ class _ODFReader(PageReader):
 
     @reads("<object>", "<object-ole>")
     def _read_object(self, event: XMLEvent) -> None:
-        events: Iterator[XMLEvent] = takewhile(_is_within_object, self._events)
+        events = paired(self._events)
         if self._archive is not None:
             href = posixpath.normpath(event.get("href")).lstrip("/")
             events = optional_events(self._archive, f"{href}/content.xml")
         formula, chart = _odf_object(events)
+        deque(events, 0)  # what follows a chart
         self.page.paragraph.append(formula)
         if chart and self._kind != "spreadsheet":  # in a spreadsheet, cells have the values
             self._charts.append(chart)
@@ -437,10 +439,6 @@ class _ODFReader(PageReader):
     def _end_page(self, event: XMLEvent) -> None:
         if self.page is self._main and not self.page.tables:
             self.finished.append(self.page.text_before_break())
-
-
-def _is_within_object(event: XMLEvent) -> bool:
-    return event.kind != "end" or event.name not in ("object", "object-ole")
 
 
 def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
