@@ -392,8 +392,10 @@ def _fill_chatgpt(node: MessageNode, message: JSON, reader: ExportReader) -> Non
         node.role = ""
     for part in content.get("parts") or []:  # also of messages that are not shown, such as results of tools
         if isinstance(part, dict) and "asset_pointer" in str(part.get("content_type")):
-            is_picture = "image" in part["content_type"]
-            reader.count_omitted(node, "pictures" if is_picture else "files", "" if is_picture else "recording")
+            if "image" in part["content_type"]:
+                reader.count_omitted(node, "pictures")
+            else:
+                reader.count_omitted(node, "files", "recording")
     if content.get("content_type") in ("thoughts", "reasoning_recap"):
         thoughts = [each for each in content.get("thoughts") or [] if isinstance(each, dict)]
         node.reasoning = _paragraphs(*(reader.text(each.get("content")) for each in thoughts))
