@@ -181,14 +181,15 @@ def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) 
             yield event
 
 
-def paired(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
-    """Yield the events before the first end tag without a start tag."""
+def paired(events: Iterable[XMLEvent], *, is_element: bool = False) -> Iterator[XMLEvent]:
+    """Yield the events without end tags that have no start tag. `is_element`: end at the first of these tags."""
     depth = 0
     for event in events:
-        depth += _STEPS[event.kind]
-        if depth < 0:
+        if depth or event.kind != "end":
+            depth += _STEPS[event.kind]
+            yield event
+        elif is_element:
             return
-        yield event
 
 
 def _local_name(name: str) -> str:

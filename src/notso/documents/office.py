@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -410,12 +409,11 @@ class _ODFReader(PageReader):
 
     @reads("<object>", "<object-ole>")
     def _read_object(self, event: XMLEvent) -> None:
-        events = paired(self._events)
+        events = paired(self._events, is_element=True)
         if self._archive is not None:
             href = posixpath.normpath(event.get("href")).lstrip("/")
             events = optional_events(self._archive, f"{href}/content.xml")
         formula, chart = _odf_object(events)
-        deque(events, 0)  # what follows a chart
         self.page.paragraph.append(formula)
         if chart and self._kind != "spreadsheet":  # in a spreadsheet, cells have the values
             self._charts.append(chart)
