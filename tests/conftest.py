@@ -10,16 +10,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import gc
 import hashlib
 import http.server
-import importlib.util
 import random
-import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +44,6 @@ settings.load_profile("unhurried")
 gc.disable()
 
 SECONDS = Path(__file__).with_name("seconds.json")
-
-CLIENTS = {
-    name: importlib.util.module_from_spec(spec)
-    for name in ("anthropic", "openai")
-    if (spec := importlib.util.find_spec(name)) is not None
-}
-"""Packages that take seconds to import. While tests are collected, these modules are empty. `pytest_runtest_setup`
-executes them before the first test whose module contains `import anthropic` or `import openai`, so tests can read names
-from them only in functions, and cannot import from them."""
-sys.modules.update(CLIENTS)
-USES_CLIENT = re.compile(rf"^import (?:{'|'.join(CLIENTS) or '$.'})$", re.MULTILINE)
 
 
 class FileResults:
@@ -107,27 +92,17 @@ SYNTAX = ("growth", "house_rules", "rooms", "system_layer", "walls")
 """Files of tests/architecture that use the syntax trees of all modules, which take two seconds to parse."""
 
 
-@cache
-def scope_of(file: str) -> str:
-    """Return the name that is common to all test files which one worker runs, because they share what takes long."""
-    scope = file
-    if "/architecture/" in file and Path(file).stem.removeprefix("test_") in SYNTAX:
-        scope = "syntax"
-    elif USES_CLIENT.search(due_files.text(file)):
-        scope = "clients"
-    return scope
-
-
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run files with a common scope in one worker."""
+    """Run the files in SYNTAX in one worker, so that modules are parsed once."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid.partition("::")[0])
+            file = nodeid.partition("::")[0]
+            return "syntax" if Path(file).stem.removeprefix("test_") in SYNTAX and "/architecture/" in file else file
 
     return Scheduling(config, log)
 
@@ -137,14 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     keeps an event loop running in this thread until the session ends, which makes asyncio.run fail. Workers begin with
     the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
-    files = {item.nodeid.partition("::")[0] for item in items}
-    total: dict[str, float] = {}
-    for file in files:
-        total[scope_of(file)] = total.get(scope_of(file), 0.0) + seconds.get(file, 0.0)
-    rank = {  # equal in all workers
-        file: ("/browser/" in file, -round(total[scope_of(file)], 1), scope_of(file), -seconds.get(file, 0), file)
-        for file in files
-    }
+    files = [item.nodeid.partition("::")[0] for item in items]
+    rank = {file: ("/browser/" in file, -seconds.get(file, 0), file) for file in {*files}}  # equal in all workers
     items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
     marked = {item.nodeid for item in items if item.get_closest_marker("long")}
     group_of = thinned((item.nodeid for item in items), marked)
@@ -160,15 +129,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    module = getattr(item, "module", None)
-    for name in [name for name, client in CLIENTS.items() if getattr(module, name, None) is client]:
-        spec = CLIENTS.pop(name).__spec__
-        assert spec is not None and spec.loader is not None
-        spec.loader.exec_module(sys.modules[name])
 
 
 @pytest.hookimpl(wrapper=True)

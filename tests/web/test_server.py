@@ -39,6 +39,7 @@ from notso.web.values.settings import Settings
 PROGRAM = (
     f"{IMPORTABLE}\n"
     """
+import signal
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ from notso.web import server
 from notso.web.server import serve
 from notso.web.values.settings import Settings
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 server.LAST_RESORT_SECONDS = float(sys.argv[3])
 follower.SAVE_SECONDS = 0.2
 directory = Path(sys.argv[1])

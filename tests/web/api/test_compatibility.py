@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import anthropic
-import openai
 import pytest
+from anthropic.types import message_count_tokens_params as count
+from anthropic.types import message_create_params as message
 from fastapi.routing import iter_route_contexts
+from openai.types import completion_create_params as text
+from openai.types.chat import completion_create_params as chat
+from openai.types.responses import input_token_count_params as input_tokens
+from openai.types.responses import response_create_params as response
 from pydantic import TypeAdapter
 
 from notso.web.api.request_fields.fields import Fields
@@ -19,13 +23,13 @@ from notso.web.api.server.compatibility import ENDPOINTS, Endpoint, render_page
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "compatibility.md"
 
-CLIENTS: dict[str, Callable[[], Any]] = {
-    "POST /v1/chat/completions": lambda: openai.types.chat.completion_create_params.CompletionCreateParamsBase,
-    "POST /v1/messages": lambda: anthropic.types.message_create_params.MessageCreateParamsBase,
-    "POST /v1/messages/count_tokens": lambda: anthropic.types.MessageCountTokensParams,
-    "POST /v1/responses": lambda: openai.types.responses.response_create_params.ResponseCreateParamsBase,
-    "POST /v1/responses/input_tokens": lambda: openai.types.responses.InputTokenCountParams,
-    "POST /v1/completions": lambda: openai.types.completion_create_params.CompletionCreateParamsBase,
+CLIENTS: dict[str, Any] = {
+    "POST /v1/chat/completions": chat.CompletionCreateParamsBase,
+    "POST /v1/messages": message.MessageCreateParamsBase,
+    "POST /v1/messages/count_tokens": count.MessageCountTokensParams,
+    "POST /v1/responses": response.ResponseCreateParamsBase,
+    "POST /v1/responses/input_tokens": input_tokens.InputTokenCountParams,
+    "POST /v1/completions": text.CompletionCreateParamsBase,
 }
 
 
@@ -57,7 +61,7 @@ def test_every_optional_field_accepts_null() -> None:
 @pytest.mark.parametrize("path", CLIENTS)
 def test_every_client_field_has_compatibility_note(path: str) -> None:
     (address,) = [each for each in ENDPOINTS if each.path == path]
-    assert not CLIENTS[path]().__annotations__.keys() - address.notes.keys()
+    assert not CLIENTS[path].__annotations__.keys() - address.notes.keys()
 
 
 def test_openapi_document_matches_routes_and_fields(shared: Any) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
-import openai
 import pytest
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from notso.smollm3 import Message, ToolName
 from notso.web.api.chat_completions.fields import parse_chat_request
@@ -30,33 +32,24 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
 @pytest.mark.parametrize(
-    ("kind_of", "path", "body"),
+    ("kind", "path", "body"),
     [
+        (ChatCompletion, "/v1/chat/completions", {"messages": [ASK], "logprobs": True, "top_logprobs": 1}),
+        (Completion, "/v1/completions", {"prompt": "Hello", "logprobs": 1}),
+        (Response, "/v1/responses", {"input": "Hello", "include": ["message.output_text.logprobs"]}),
+        (Response, "/v1/responses", {"input": "Hello", "background": True}),
         (
-            lambda: openai.types.chat.ChatCompletion,
-            "/v1/chat/completions",
-            {"messages": [ASK], "logprobs": True, "top_logprobs": 1},
-        ),
-        (lambda: openai.types.Completion, "/v1/completions", {"prompt": "Hello", "logprobs": 1}),
-        (
-            lambda: openai.types.responses.Response,
-            "/v1/responses",
-            {"input": "Hello", "include": ["message.output_text.logprobs"]},
-        ),
-        (lambda: openai.types.responses.Response, "/v1/responses", {"input": "Hello", "background": True}),
-        (
-            lambda: anthropic.types.Message,
+            anthropic.types.Message,
             "/v1/messages",
             {"messages": [ASK], "max_tokens": 9, "thinking": {"type": "adaptive"}},
         ),
-        (lambda: openai.types.CreateEmbeddingResponse, "/v1/embeddings", {"input": "Hello"}),
-        (lambda: openai.types.Model, "/v1/models/scripted", None),
-        (lambda: anthropic.types.ModelInfo, "/v1/models/scripted", None),
+        (CreateEmbeddingResponse, "/v1/embeddings", {"input": "Hello"}),
+        (Model, "/v1/models/scripted", None),
+        (anthropic.types.ModelInfo, "/v1/models/scripted", None),
     ],
 )
-def test_bodies_have_required_fields_of_clients(shared: Any, kind_of: Callable[[], Any], path: str, body: Any) -> None:
+def test_bodies_have_required_fields_of_clients(shared: Any, kind: Any, path: str, body: Any) -> None:
     """The clients do not validate bodies, so that reading a field that is missing raises AttributeError."""
-    kind = kind_of()
     headers = ANTHROPIC if kind.__module__.startswith("anthropic") else {}
     found = shared.client.post(path, json=body) if body else shared.client.get(path, headers=headers)
     kind.model_validate(found.json())

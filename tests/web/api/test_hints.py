@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from openai.types.responses.response_includable import ResponseIncludable
 from scripted_engine import ScriptedEngine, say
 
 from notso.web.api.chat_completions.fields import parse_chat_request
@@ -365,7 +366,7 @@ def test_top_level_enable_thinking_must_agree_with_template_kwargs() -> None:
 
 
 def test_every_include_value_of_openai_client_is_accepted() -> None:
-    for each in openai.types.responses.ResponseIncludable.__args__:  # type: ignore[attr-defined]
+    for each in ResponseIncludable.__args__:  # type: ignore[attr-defined]
         asked = parse_response_request({"input": "x", "include": [each]})
         has_effect = asked.options.top_logprobs is not None or each == "file_search_call.results"
         assert bool(asked.hints) != has_effect
@@ -482,16 +483,16 @@ def ask_message(server: Any, **fields: Any) -> Any:
 
 
 CLIENTS = [
-    (ask_chat, "messages.name", lambda: openai.BadRequestError, "messages.0.name"),
-    (ask_response, "include, reasoning.summary", lambda: openai.BadRequestError, "include"),
-    (ask_message, "speed", lambda: anthropic.BadRequestError, "speed"),
+    (ask_chat, "messages.name", openai.BadRequestError, "messages.0.name"),
+    (ask_response, "include, reasoning.summary", openai.BadRequestError, "include"),
+    (ask_message, "speed", anthropic.BadRequestError, "speed"),
 ]
 
 
 @pytest.mark.parametrize(("ask", "named", "error", "param"), CLIENTS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_ignored_fields_are_named_in_response_header(
-    start: Start, ask: Callable[..., Any], named: str, error: Callable[[], Any], param: str, stream: bool
+    start: Start, ask: Callable[..., Any], named: str, error: type[Exception], param: str, stream: bool
 ) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So."))).ready()
     answer = ask(server, stream=stream)
@@ -501,10 +502,10 @@ def test_ignored_fields_are_named_in_response_header(
 
 @pytest.mark.parametrize(("ask", "named", "error", "param"), CLIENTS)
 def test_strict_fields_rejects_ignored_fields(
-    start: Start, ask: Callable[..., Any], named: str, error: Callable[[], Any], param: str
+    start: Start, ask: Callable[..., Any], named: str, error: type[Exception], param: str
 ) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=True).ready()
-    with pytest.raises(error()) as caught:
+    with pytest.raises(error) as caught:
         ask(server)
     body: Any = caught.value.body  # type: ignore[attr-defined]
     told = body.get("error", body)
