@@ -248,6 +248,8 @@ $(VENV)/.dev: $(VENV)/.run supply/dev.txt
 	@echo "installing test and lint tools ..."
 	@$(PIP) $(LOCKED) supply/dev.txt
 	@$(PIP) check
+	@echo "compiling tests ..."  # otherwise each worker of `make tests` compiles all of them
+	@$(BIN)/python -m pytest -qq --collect-only >/dev/null 2>&1 || :
 	@touch $@
 
 # Each set of tools that the project does not import has a separate environment.

@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,25 +67,6 @@ class FileResults:
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.pop("TESTS_PLANNED", ""):  # only in the main process, and not in pytest runs that tests start
         config.pluginmanager.register(FileResults())
-
-
-class RotatedFolder(pytest.Dir):
-    """A folder whose entries each worker collects from a different starting point."""
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        entries = list(super().collect())
-        worker = self.config.workerinput  # type: ignore[attr-defined]
-        start = len(entries) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        return entries[start:] + entries[:start]
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Let workers compile different modules. In a fresh clone, they would otherwise compile the same ones at the same
-    time."""
-    rotated: pytest.Collector | None = None
-    if hasattr(parent.config, "workerinput"):
-        rotated = RotatedFolder.from_parent(parent, path=path)
-    return rotated
 
 
 SYNTAX = ("growth", "house_rules", "rooms", "system_layer", "walls")
