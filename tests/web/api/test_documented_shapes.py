@@ -215,6 +215,40 @@ def test_a_top_p_of_0_is_greedy_in_every_api(parse: Callable[..., Any], body: di
     assert params.top_k == 1
 
 
+FUNCTION: Any = {"name": "f", "description": "Do it", "parameters": SCHEMA}
+TOOL: Any = {"type": "function", "function": FUNCTION}
+NAMESPACE: Any = {"type": "namespace", "name": "n", "description": "Do it", "tools": []}
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_chat_request, {"messages": [ASK], "tools": [TOOL]}),
+        (parse_ollama_chat, {"messages": [ASK], "tools": [TOOL]}),
+        (parse_response_request, {"input": "Hello", "tools": [{"type": "function"} | FUNCTION]}),
+        (
+            parse_response_request,
+            {
+                "input": "Hello",
+                "tools": [NAMESPACE | {"tools": [{"type": "function"} | FUNCTION | {"description": None}]}],
+            },
+        ),
+        (
+            parse_message_request,
+            {
+                "messages": [ASK],
+                "max_tokens": 9,
+                "tools": [{"name": "f", "description": "Do it", "input_schema": SCHEMA}],
+            },
+        ),
+    ],
+)
+def test_tools_of_every_api_have_the_order_of_fields_that_the_model_knows(parse: Any, body: Any) -> None:
+    """The template prints fields in their order, and models have seen the description before the parameters."""
+    (tool,) = parse(body).options.tools
+    assert [*tool] == ["type", "function"] and [*tool["function"]] == ["name", "description", "parameters"]
+
+
 @pytest.mark.parametrize("parse", [parse_text_request, parse_native_request])
 def test_guided_decoding_backend_is_reported_as_hint(parse: Callable[..., Any]) -> None:
     asked = parse({"prompt": "Hello", "guided_choice": ["a", "b"], "guided_decoding_backend": "xgrammar"})

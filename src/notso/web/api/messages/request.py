@@ -348,7 +348,7 @@ def _references(turn: AnyTurn) -> Iterator[ToolReference]:
 def _tool(tool: AnthropicTool) -> Tool:
     parameters = tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
     description = {"description": tool.description} if tool.description else {}
-    return {"type": "function", "function": {"name": tool.name, "parameters": parameters, **description}}
+    return {"type": "function", "function": {"name": tool.name, **description, "parameters": parameters}}
 
 
 def _choice(fields: CountFields) -> str | ToolName:

@@ -331,10 +331,10 @@ def _functions(fields: ResponseFields) -> Functions:
 
 def _tool(name: str, function: FunctionTool, namespace: NamespaceTool | None) -> Tool:
     # Each function repeats the description of its namespace, because the prompt lists only functions.
-    definition = function.model_dump(exclude_none=True, exclude={"type", "strict"}) | {"name": name}
-    if namespace is not None and namespace.description:
-        definition["description"] = "\n".join(filter(None, (namespace.description, function.description)))
-    return {"type": "function", "function": definition}
+    described = (namespace and namespace.description, function.description)
+    description = {"description": "\n".join(filter(None, described))} if any(described) else {}
+    definition = function.model_dump(exclude_none=True, exclude={"type", "strict", "name", "description"})
+    return {"type": "function", "function": {"name": name, **description, **definition}}
 
 
 def _search(fields: ResponseFields) -> FileSearch | None:
