@@ -215,6 +215,19 @@ def test_a_top_p_of_0_is_greedy_in_every_api(parse: Callable[..., Any], body: di
     assert params.top_k == 1
 
 
+@pytest.mark.parametrize(("parse", "body"), GREEDY)
+def test_sampling_parameters_have_the_same_names_in_every_api(parse: Callable[..., Any], body: dict[str, Any]) -> None:
+    sent: dict[str, Any] = {"seed": 7, "min_p": 0.125, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    sent |= {"repeat_penalty": 1.5, "repeat_last_n": -1, "typical_p": 0.75, "top_k": -1, "top_p": 0.5}
+    stop = {"stop_sequences" if parse is parse_message_request else "stop": ["x"]}
+    asked = parse(body | ({"options": sent | stop} if parse is parse_ollama_chat else sent | stop))
+    (params,) = asked.params
+    assert (params.seed, params.min_p, params.presence_penalty, params.frequency_penalty) == (7, 0.125, 0.5, 0.25)
+    assert (params.repetition_penalty, params.penalty_window, params.typical_p) == (1.5, 0, 0.75)
+    assert (params.top_k, params.top_p, params.stop) == (0, 0.5, ("x",))
+    assert not asked.hints
+
+
 FUNCTION: Any = {"name": "f", "description": "Do it", "parameters": SCHEMA}
 TOOL: Any = {"type": "function", "function": FUNCTION}
 NAMESPACE: Any = {"type": "namespace", "name": "n", "description": "Do it", "tools": []}

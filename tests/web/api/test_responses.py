@@ -150,7 +150,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"truncation": "middle"}, "truncation"),
-    ({"seed": 1}, "seed"),
+    ({"seed": "one"}, "seed"),
+    ({"stop": ["x"] * 65}, "stop"),
     ({"messages": [{}]}, "messages"),
 ]
 

@@ -71,11 +71,13 @@ def _parameter(default: Any, **facts: Any) -> Any:
 
 
 _NONE: Mapping[str, str] = {}
-_OPENAI_AND_OLLAMA: Mapping[str, Any] = {"responses": _NONE, "anthropic": _NONE}
-_OPENAI_ONLY: Mapping[str, Any] = {**_OPENAI_AND_OLLAMA, "ollama": _NONE}
+_OPENAI_ONLY: Mapping[str, Any] = {"responses": _NONE, "anthropic": _NONE, "ollama": _NONE}
 # In the APIs, as in llama.cpp, 0 means no tokens. In `penalty_window`, 0 means all tokens.
-_WINDOW = "number of recent tokens that the penalties consider; default 256; -1: all; 0: none"
+_WINDOW = {"repeat_last_n": "number of recent tokens that the penalties consider; default 256; -1: all; 0: none"}
 _AMONG_RECENT = "among the last `repeat_last_n` tokens"
+_REPETITION = {"repeat_penalty": f"penalty on tokens that occur {_AMONG_RECENT}, 0.01 to 10; 1 is off"}
+_REPETITION_NAMES = {**_REPETITION, "repetition_penalty": "alias of `repeat_penalty`"}
+_SEED = {"seed": "64-bit integer; the same seed and input give the same text; -1: random"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,7 @@ class SamplingParams:
     top_k: int = _parameter(
         0,
         help="Sample only from the N most likely tokens; 0 is off.",
-        text="number of most likely tokens to choose from; 0: all",
-        openai={"top_k": "number of most likely tokens to choose from; 0 or -1: all"},
-        responses=_NONE,
+        text="number of most likely tokens to choose from; 0 or -1: all",
         ollama={"top_k": "number of most likely tokens to choose from; 0 or less: all"},
         gguf="top_k",
     )
@@ -166,7 +166,6 @@ class SamplingParams:
         page=OnPage(
             label="Min P", hint="Ignore tokens less likely than this fraction of the most likely one.", place=3
         ),
-        **_OPENAI_AND_OLLAMA,
     )
     repetition_penalty: float = _parameter(
         1.0,
@@ -174,13 +173,11 @@ class SamplingParams:
         metavar="NUMBER",
         low=0.01,
         high=10,
-        openai={
-            "repeat_penalty": f"penalty on tokens that occur {_AMONG_RECENT}, 0.01 to 10; 1 is off",
-            "repetition_penalty": "alias of `repeat_penalty`",
-        },
-        ollama={"repeat_penalty": f"penalty on tokens that occur {_AMONG_RECENT}, 0.01 to 10; 1 is off"},
+        openai=_REPETITION_NAMES,
+        responses=_REPETITION_NAMES,
+        anthropic=_REPETITION_NAMES,
+        ollama=_REPETITION,
         gguf="penalty_repeat",
-        **_OPENAI_AND_OLLAMA,
     )
     presence_penalty: float = _parameter(
         0.0,
@@ -188,7 +185,6 @@ class SamplingParams:
         low=-2,
         high=2,
         text=f"penalty on tokens that occur {_AMONG_RECENT}, -2 to 2",
-        **_OPENAI_AND_OLLAMA,
     )
     frequency_penalty: float = _parameter(
         0.0,
@@ -196,26 +192,25 @@ class SamplingParams:
         low=-2,
         high=2,
         text=f"penalty in proportion to how often a token occurs {_AMONG_RECENT}, -2 to 2",
-        **_OPENAI_AND_OLLAMA,
     )
     penalty_window: int = _parameter(
         256,
         help="Number of recent tokens that the penalties consider; 0: all (-1 in the APIs).",
-        openai={"repeat_last_n": _WINDOW},
-        ollama={"repeat_last_n": _WINDOW},
+        openai=_WINDOW,
+        responses=_WINDOW,
+        anthropic=_WINDOW,
+        ollama=_WINDOW,
         gguf="penalty_last_n",
-        **_OPENAI_AND_OLLAMA,
     )
     seed: int | None = _parameter(
         None,
         help="Random seed; the same seed gives the same answer.",
         low=-(1 << 63),
         high=(1 << 64) - 1,
-        openai={
-            "seed": "64-bit integer; the same seed and input give the same text; -1: random",
-            "random_seed": "Mistral's name for `seed`",
-        },
-        ollama={"seed": "64-bit integer; the same seed and input give the same text; -1: random"},
+        openai={**_SEED, "random_seed": "Mistral's name for `seed`"},
+        responses=_SEED,
+        anthropic=_SEED,
+        ollama=_SEED,
         page=OnPage(
             label="Seed",
             hint="The same seed, settings and messages give the same response.",
@@ -223,7 +218,6 @@ class SamplingParams:
             place=5,
             high=(1 << 63) - 1,
         ),
-        **_OPENAI_AND_OLLAMA,
     )
     logit_bias: Mapping[int, float] = field(
         default_factory=dict,
@@ -245,7 +239,6 @@ class SamplingParams:
         characters=MAX_STOP_CHARACTERS,
         text=f"a string or a list of up to {MAX_STOP_STRINGS} strings, each of up to 256 characters; not included in "
         "the response",
-        responses=_NONE,
         anthropic={
             "stop_sequences": f"up to {MAX_STOP_STRINGS} strings of up to 256 characters each; not included in the "
             "answer, but reported in `stop_sequence`"
@@ -277,7 +270,6 @@ class SamplingParams:
         high=1,
         above=True,
         text="locally typical sampling: more than 0, at most 1; 1 is off; applied after `top_k` and before `top_p`",
-        **_OPENAI_AND_OLLAMA,
     )
     xtc_probability: float = _parameter(
         0.0,

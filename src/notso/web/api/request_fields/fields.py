@@ -260,8 +260,8 @@ class Note:
     """
 
     # works: implemented. inert: accepted only with values that have no effect. hint: ignored, and named in the response
-    # header for ignored fields. refused: not supported. later: not supported yet.
-    state: Literal["works", "inert", "hint", "refused", "later"]
+    # header for ignored fields. refused: not supported.
+    state: Literal["works", "inert", "hint", "refused"]
     text: str
     instead: str = ""  # advice in errors; if empty, `text` is the advice for fields that are not accepted
     ignored: str = ""  # why a hint is ignored; `text` then describes the values in `done`
@@ -279,7 +279,7 @@ class Note:
 
     @property
     def is_accepted(self) -> bool:
-        return self.state in ("works", "inert", "hint")
+        return self.state != "refused"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         is_lenient = self.state == "hint" and not self.is_checked
@@ -301,8 +301,7 @@ Notes = dict[str, Note]
 NO_NOTES: Notes = {}
 
 
-works, inert = partial(Note, "works"), partial(Note, "inert")
-refused, later = partial(Note, "refused"), partial(Note, "later")
+works, inert, refused = partial(Note, "works"), partial(Note, "inert"), partial(Note, "refused")
 
 
 def hint(reason: str, done_text: str = "", instead: str = "", **more: Any) -> Note:

@@ -181,6 +181,8 @@ def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
     for name, value in values.items():
         if PARAMETERS[name].is_list and value is not None:
             values[name] = (value,) if isinstance(value, str) else tuple(value)
+    if values["top_k"] == -1:  # as in vLLM
+        values["top_k"] = 0
     if values["top_p"] == 0:  # greedy: keep only the most likely token
         values |= {"top_p": None, "top_k": 1}
     if values.get("penalty_window") == 0:  # a window of no tokens turns penalties off
@@ -300,8 +302,6 @@ def to_sampling_params(
         values["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if fields.do_sample is False:
         values["temperature"] = 0.0
-    if values["top_k"] == -1:
-        values["top_k"] = 0
     if values["logit_bias"]:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     choices = fields.n or 1

@@ -33,7 +33,6 @@ from notso.web.api.request_fields.fields import (
     accepting,
     hint,
     inert,
-    later,
     notes_in,
     refused,
     verbosity_hint,
@@ -346,6 +345,7 @@ class ResponseFields(InputTokenFields):
     """The body of POST /v1/responses."""
 
     max_output_tokens: Whole | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[
         Annotated[list[Included], Field(fail_fast=True)] | None,
@@ -430,8 +430,6 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "moderation": inert("null", "moderation is not available; remove this field"),
     "access_programs": refused("not available"),
     "image": refused("the model reads and writes text only"),
-    "seed": later("use /v1/chat/completions"),
-    "stop": refused("use /v1/chat/completions"),
     "messages": refused("use input"),
 }
 

@@ -331,7 +331,7 @@ def _functions(fields: ResponseFields) -> Functions:
 
 def _tool(name: str, function: FunctionTool, namespace: NamespaceTool | None) -> Tool:
     # Each function repeats the description of its namespace, because the prompt lists only functions.
-    described = (namespace and namespace.description, function.description)
+    described = (namespace.description if namespace else None, function.description)
     description = {"description": "\n".join(filter(None, described))} if any(described) else {}
     definition = function.model_dump(exclude_none=True, exclude={"type", "strict", "name", "description"})
     return {"type": "function", "function": {"name": name, **description, **definition}}

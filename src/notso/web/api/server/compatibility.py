@@ -29,7 +29,7 @@ from notso.web.api.server.models import LOAD_NOTES, UNLOAD_NOTES, LoadFields, Un
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 from notso.web.api.shared.vector_search import RANKING_NOTES
 
-ORDER = ("works", "inert", "hint", "refused", "later")
+ORDER = ("works", "inert", "hint", "refused")
 COLUMNS = "| {} | done | hint | refused |"
 
 HEAD = """\
@@ -108,8 +108,7 @@ def _head(first: str) -> list[str]:
 
 def _row(name: str, note: Note) -> str:
     done = note.text if note.is_accepted else ""
-    refused = f"not yet: {note.advice}" if note.state == "later" else note.advice
-    return f"| `{name}` | {done} | {note.ignored} | {refused} |".replace("|  |", "| |").replace("|  |", "| |")
+    return f"| `{name}` | {done} | {note.ignored} | {note.advice} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
 if __name__ == "__main__":
