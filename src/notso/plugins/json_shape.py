@@ -24,7 +24,15 @@ class JsonLimits:
 
 
 class JsonShapeError(Exception):
-    """A limit is exceeded."""
+    """A limit is exceeded. `name`: a field of JsonLimits."""
+
+    def __init__(self, message: str, name: str, limit: int) -> None:
+        super().__init__(message, name, limit)
+        self.name = name
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def check_shape(body: bytes, limits: JsonLimits) -> None:
@@ -46,14 +54,14 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         objects += scaffold.count(b"{")
         values += scaffold.count(b",") + scaffold.count(b"{") + scaffold.count(b"[")
         if objects > limits.objects:
-            raise JsonShapeError(f"more than {limits.objects:,} objects")
+            raise JsonShapeError(f"more than {limits.objects:,} objects", "objects", limits.objects)
         if max(values, strings // 2) > limits.values:  # at most half of the strings are keys, and the others are values
-            raise JsonShapeError(f"more than {limits.values:,} values")
+            raise JsonShapeError(f"more than {limits.values:,} values", "values", limits.values)
         if backslashes > limits.backslashes:
-            raise JsonShapeError(f"more than {limits.backslashes:,} backslashes")
+            raise JsonShapeError(f"more than {limits.backslashes:,} backslashes", "backslashes", limits.backslashes)
         for bracket in scaffold.translate(None, _NO_BRACKETS):
             depth += 1 if bracket in b"[{" else -1
             if depth > limits.depth:
-                raise JsonShapeError(f"nested deeper than {limits.depth} levels")
+                raise JsonShapeError(f"nested deeper than {limits.depth} levels", "depth", limits.depth)
             if depth < 0:
                 return  # an unmatched closing bracket, at which the parser will fail

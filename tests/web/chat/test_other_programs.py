@@ -13,6 +13,7 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from scripted_engine import ScriptedEngine, say
 from web.chat import other_exports
 from web.chat.other_exports import BEGAN, WHOLE, ToldChat, random_chat, zipped
 
-from notso.web.chat.files import documents, import_process, imports
+from notso.web.chat.files import documents, import_process, imports, other_programs
 from notso.web.chat.files.imports import ImportedChat, ParsedImport, new_messages, validate_chats
 from notso.web.chat.routes import transfer
 from notso.web.store.protocol import EarlierImport, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.store.tree import shown_path
 from notso.web.values.errors import Problem
+from notso.web.values.wording import language
 
 Start = Callable[..., Any]
 CHATS = dict.fromkeys(WHOLE, 40) | {"chatgpt zip": 500}
@@ -431,6 +433,72 @@ def test_import_limits_objects_per_chat(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(documents, "MAX_OBJECTS", 100)
     with pytest.raises(Problem, match="more than 100 objects in one chat"):
         read(chatgpt_of({str(at): {} for at in range(100)}))
+
+
+@pytest.fixture
+def german() -> Iterator[None]:
+    token = language.set("de")
+    yield
+    language.reset(token)
+
+
+LIMITED: dict[str, tuple[Any, str, bytes, str]] = {
+    "entries": (documents, "MAX_ENTRIES", zipped({"a": "", "b": ""}), "mehr als 1 Einträge im Archiv"),
+    "unpacked": (documents, "MAX_UNPACKED_BYTES", gzip.compress(b"[]"), "entpackt mehr als 1 Byte"),
+    "objects": (documents, "MAX_OBJECTS", b"[{},{}]", "mehr als 1 Objekte in einem Chat"),
+    "branches": (
+        other_programs,
+        "MAX_NODES",
+        b'[{"mapping": {"a": {}, "b": {}}}]',
+        "ein Chat mit mehr als 1 Nachrichten",
+    ),
+    "messages": (other_programs, "MAX_MESSAGES", b"[{},{}]", "mehr als 1 Nachrichten"),
+    "chats": (imports, "MAX_CHATS", b'[{"messages": []},{"messages": []}]', "mehr als 1 Chats"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.usefixtures("german")
+def test_exceeded_import_limit_is_explained_in_the_language_of_the_page(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, limit, body, reason = LIMITED[name]
+    monkeypatch.setattr(module, limit, 1)
+    with pytest.raises(Problem) as refused:
+        read(body)
+    sentence = "Diese Datei ist zu groß, um sie auf einmal zu importieren: {}. Teile sie auf."
+    assert refused.value.sentence == sentence.format(reason)
+
+
+SHAPES: dict[str, tuple[Any, str]] = {
+    "objects": ({"objects": 3}, "mehr als 3 Objekte in einem Chat"),
+    "values": ({"values": 3}, "mehr als 3 Werte in einem Chat"),
+    "depth": ({"depth": 3}, "tiefer als 3 Ebenen verschachtelt"),
+    "text": ({}, "mehr als 3 Byte Text"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.usefixtures("german")
+def test_limit_on_a_parsed_chat_is_explained_in_the_language_of_the_page(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, reason = SHAPES[name]
+    monkeypatch.setattr(import_process, "SHAPE", replace(import_process.SHAPE, **shape))
+    monkeypatch.setattr(import_process, "LIMITS", replace(import_process.LIMITS, answer_bytes=3))
+    body = WHOLE["chatgpt"](told("chatgpt", 1))
+    with pytest.raises(Problem, match=reason):
+        validate_chats(import_process.decode_entries(import_process.encode_entries(body)), str)
+
+
+BROKEN = {b"\xff": "es ist kein UTF-8-Text", b"{": "Syntaxfehler bei Zeichen 1", b'{"a": 1, "a": 2}': "doppelt"}
+
+
+@pytest.mark.parametrize("body", BROKEN)
+@pytest.mark.usefixtures("german")
+def test_invalid_json_is_explained_in_the_language_of_the_page(body: bytes) -> None:
+    with pytest.raises(Problem, match=f"kein gültiges JSON: .*{BROKEN[body]}"):
+        read(body)
 
 
 def test_import_over_the_time_limit_of_the_process_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

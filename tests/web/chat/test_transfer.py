@@ -313,7 +313,7 @@ def test_import_has_a_larger_body_limit_than_other_routes(server: Any) -> None:
     ("data", "reason"),
     [
         (b"{", "at character 1"),
-        (b"\xff", "it is not UTF-8 text (byte 0)"),
+        (b"\xff", "it is not UTF-8 text"),
         (b"9" * 5000, "too long"),
         (b'{"a": 1, "a": 2}', "a key is duplicated"),
     ],

@@ -37,11 +37,15 @@ _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of t
 
 
 class ImportFormatError(Exception):
-    """A file, or a chat in it, cannot be read. `key` names a message in `words`; `params` fill its placeholders."""
+    """A file, or a chat in it, cannot be read. `key` names a message in `words`; `params` fill its placeholders.
 
-    def __init__(self, key: str, **params: str) -> None:
-        super().__init__(key, params)
+    detail: suffix of the key of a message that is inserted for `{detail}`, or "".
+    """
+
+    def __init__(self, key: str, detail: str = "", **params: str | int) -> None:
+        super().__init__(key, detail, params)
         self.key = key
+        self.detail = detail
         self.params = params
 
 
@@ -73,8 +77,8 @@ def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
     else:
         try:
             text = decode_text(body)
-        except NotTextError as error:
-            raise ImportFormatError("import_broken", reason=f"it {error}") from None
+        except NotTextError:
+            raise ImportFormatError("import_broken", "text") from None
         yield from _parse_values(io.StringIO(text).read)
 
 
@@ -88,7 +92,7 @@ def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]
         raise ImportFormatError("import_archive") from None
     entries = archive.infolist()
     if len(entries) > MAX_ENTRIES:
-        raise ImportFormatError("import_too_much", what=f"more than {MAX_ENTRIES:,} entries in the archive")
+        raise ImportFormatError("import_too_much", "entries", limit=MAX_ENTRIES)
     for entry in entries:
         name = entry.filename.rpartition("/")[2]
         if not name or name in _GENERATED or entry.filename.startswith("__MACOSX/"):
@@ -132,16 +136,13 @@ class _Decompressor:
                 try:
                     data = stream.read(size)
                     text = decode.decode(data, final=not data)
-                except NotTextError as error:
-                    raise ImportFormatError("import_broken", reason=f"it {error}") from None
-                except UnicodeDecodeError:
-                    raise ImportFormatError("import_broken", reason="it is not UTF-8 text") from None
+                except (NotTextError, UnicodeDecodeError):
+                    raise ImportFormatError("import_broken", "text") from None
                 except _DAMAGED:
                     raise ImportFormatError("import_archive") from None
                 self._remaining_bytes -= len(data)
                 if self._remaining_bytes < 0:
-                    what = f"more than {MAX_UNPACKED_BYTES:,} bytes when unpacked"
-                    raise ImportFormatError("import_too_much", what=what)
+                    raise ImportFormatError("import_too_much", "unpacked", limit=MAX_UNPACKED_BYTES)
                 if not data:
                     break
             return text
@@ -201,10 +202,9 @@ class _JsonText:
                 if self._ended:
                     raise self.syntax_error(error.pos) from None
             except RecursionError:
-                raise ImportFormatError("import_broken", reason="it is nested too deeply") from None
+                raise ImportFormatError("import_broken", "depth") from None
             except ValueError:
-                reason = "a key is duplicated, or a number is invalid or too long"
-                raise ImportFormatError("import_broken", reason=reason) from None
+                raise ImportFormatError("import_broken", "value") from None
             else:
                 # A number at the end of a chunk may continue in the next chunk.
                 if end < len(self._text) or self._ended:
@@ -214,7 +214,7 @@ class _JsonText:
 
     def syntax_error(self, at: int | None = None) -> ImportFormatError:
         place = self._before + (self._at if at is None else at)
-        return ImportFormatError("import_broken", reason=f"syntax error at character {place}")
+        return ImportFormatError("import_broken", "syntax", place=place)
 
     def _read_more(self) -> None:
         # Double the buffered text each time. A value that spans chunks is parsed again after each chunk; with chunks of
@@ -225,7 +225,7 @@ class _JsonText:
         self._at = 0
         self._ended = not piece
         if self._text.count("{") > MAX_OBJECTS:
-            raise ImportFormatError("import_too_much", what=f"more than {MAX_OBJECTS:,} objects in one chat")
+            raise ImportFormatError("import_too_much", "objects", limit=MAX_OBJECTS)
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -30,14 +30,14 @@ _PROGRAM = "from notso.web.chat.files.import_process import main; main()"
 def entries(body: bytes) -> Iterator[Entry]:
     """Parse a file and yield its chats, followed by what was left out or why the file was rejected."""
     # Kinds of entries: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind of
-    # content) and "refused" (key and values of an error message).
+    # content) and "refused" (key, detail and values of an error message).
     left_out = Counter[str]()
     try:
         yield from ExportReader(left_out).chats(documents(body, left_out))
     except ImportFormatError as error:
-        yield "refused", [error.key, error.params]
+        yield "refused", [error.key, error.detail, error.params]
     except MemoryError:
-        yield "refused", ["import_budget", {}]
+        yield "refused", ["import_budget", "", {}]
     else:
         yield "left_out", left_out
 
@@ -49,7 +49,7 @@ async def parse_in_child(body: bytes) -> Iterator[Entry]:
     try:
         answer = await run_confined(_PROGRAM, body, LIMITS)
     except ConfinedWorkError:
-        return iter([("refused", ["import_budget", {}])])
+        return iter([("refused", ["import_budget", "", {}])])
     return decode_entries(answer)
 
 
@@ -70,15 +70,15 @@ def encode_entries(body: bytes) -> bytes:
         try:
             check_shape(line, SHAPE)
         except JsonShapeError as error:
-            return _limit_error(str(error))
+            return _limit_error(error.name, error.limit)
         answer += line + b"\n"
         if len(answer) > LIMITS.answer_bytes:
-            return _limit_error(f"more than {LIMITS.answer_bytes:,} bytes of text")
+            return _limit_error("text", LIMITS.answer_bytes)
     return bytes(answer)
 
 
-def _limit_error(what: str) -> bytes:
-    return json.dumps(["refused", ["import_too_much", {"what": what}]]).encode() + b"\n"
+def _limit_error(detail: str, limit: int) -> bytes:
+    return json.dumps(["refused", ["import_too_much", detail, {"limit": limit}]]).encode() + b"\n"
 
 
 def main() -> None:

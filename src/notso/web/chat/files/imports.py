@@ -207,7 +207,7 @@ def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImpo
     left_out = Counter[str]()
     for kind, value in parsed:
         if kind == "refused":
-            raise Problem(400, words[value[0]].format(**value[1]))
+            raise _refusal(*value)
         if kind == "left_out":
             left_out.update(value)
         else:
@@ -221,7 +221,7 @@ def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImpo
             except Problem as error:
                 problem, invalid = problem or error, invalid + 1
         if len(chats) + invalid > MAX_CHATS:
-            raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_CHATS:,} chats"))
+            raise _refusal("import_too_much", "chats", {"limit": MAX_CHATS})
     if problem is not None and not chats:
         raise problem
     if invalid:
@@ -411,6 +411,11 @@ def _extend_answer(answer: StoredMessage, message: _AssistantMessage) -> StoredM
         generation_id=answer.generation_id or new_generation_id(),
         tool_uses=(*answer.tool_uses, *calls),
     )
+
+
+def _refusal(key: str, detail: str, params: dict[str, str | int]) -> Problem:
+    inserted = {"detail": words[f"{key}_{detail}"].format(**params)} if detail else {}
+    return Problem(400, words[key].format(**params, **inserted))
 
 
 def _invalid(place: str, reason: str) -> Problem:

@@ -214,7 +214,7 @@ class ExportReader:
     ) -> Iterator[tuple[Kind, JSON]]:
         # Count an unreadable chat instead of failing, because the file may contain hundreds of other chats.
         if _count_nodes(document) > MAX_NODES:
-            raise ImportFormatError("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
+            raise ImportFormatError("import_too_much", "branches", limit=MAX_NODES)
         before = Counter(self.left_out)
         try:
             chat = read(document, self)
@@ -250,7 +250,7 @@ class ExportReader:
 
     def _check_count(self, further: int) -> None:
         if self._messages + further > MAX_MESSAGES:
-            raise ImportFormatError("import_too_much", what=f"more than {MAX_MESSAGES:,} messages")
+            raise ImportFormatError("import_too_much", "messages", limit=MAX_MESSAGES)
 
     def text(self, value: Any) -> str:
         """Return storable text of at most MAX_TEXT characters, or '' if `value` is not a string."""
