@@ -282,7 +282,8 @@ def tool_duration(milliseconds: float) -> str:
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:
     sheet = assets.url("icons.svg")
-    glyph = Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>')
+    # In Firefox, the page's rules for #sidebar would also apply to a symbol with that id.
+    glyph = Markup('<svg class="glyph" aria-hidden="true"><use href="{}#icon-{}"/></svg>')
     return lambda name: glyph.format(base_path.get() + sheet, name)
 
 
