@@ -92,6 +92,15 @@ BESIDE_SEND = """() => {
 }"""
 """Whether a control is in the row of the Send button, and whether one overlaps it."""
 
+CUT = """() => {
+    const budget = document.getElementById("budget"), style = getComputedStyle(budget);
+    const canvas = document.createElement("canvas").getContext("2d");
+    canvas.font = style.font;
+    const room = budget.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    return canvas.measureText(budget.selectedOptions[0].text).width > room + 1;
+}"""
+"""Whether the selected thinking budget is cut."""
+
 
 TOO_SMALL = """() => {
     const fields = "input, select, textarea";
@@ -131,6 +140,7 @@ def test_thinking_budget_wraps_before_the_send_button(
         for hears in (False, True):  # whether the dictation button is shown
             page.evaluate("(hears) => document.documentElement.toggleAttribute('data-hears', hears)", hears)
             assert page.evaluate(BESIDE_SEND) == [True, False], width
+            assert not page.evaluate(CUT), width
 
 
 def test_adjacent_links_do_not_cover_each_other_on_touch_screens(
