@@ -27,12 +27,9 @@ class JsonShapeError(Exception):
     """A limit is exceeded. `name`: a field of JsonLimits."""
 
     def __init__(self, message: str, name: str, limit: int) -> None:
-        super().__init__(message, name, limit)
+        super().__init__(message)
         self.name = name
         self.limit = limit
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def check_shape(body: bytes, limits: JsonLimits) -> None:
