@@ -395,13 +395,15 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     return [*program, (_RETURN, 0, 0, _REFUSE)]
 
 
-def _install_filter(program: Sequence[Instruction]) -> None:
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+class _FilterProgram(ctypes.Structure):
+    # Not defined where it is used: for this, Python 3.14 imports a module, and the child can no longer open files.
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
+
+def _install_filter(program: Sequence[Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
-    filter_program = Program(len(program), ctypes.addressof(buffer))
+    filter_program = _FilterProgram(len(program), ctypes.addressof(buffer))
     _check_result(_libc().prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0), "seccomp")
 
 
