@@ -157,10 +157,11 @@ def test_invalid_upload_is_rejected(start: Start) -> None:
     ]
     for answer, status, param in answers:
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
-    for name in (b"filename*=\x00''a", b"filename*=a; filename*0*=b"):
+    # Older Pythons cannot parse the second name; newer ones do, and then the purpose is missing.
+    for name, params in ((b"filename*=\x00''a", ("file",)), (b"filename*=a; filename*0*=b", ("file", "purpose"))):
         hostile = b"--b\r\nContent-Disposition: form-data; name=file; " + name + b"\r\n\r\nx\r\n--b--"
         answer = post("/v1/files", content=hostile, headers={"Content-Type": "multipart/form-data; boundary=b"})
-        assert answer.status_code == 400 and answer.json()["error"]["param"] == "file"
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in params
     taken = post("/v1/files", files=file, data={"purpose": "batch", "colour": "red"})
     assert taken.status_code == 200 and taken.headers["x-notso-ignored"] == "colour"
 
