@@ -95,7 +95,8 @@ def test_conversation_row_includes_tool_calls_and_attachments() -> None:
     assert "--- a.txt ---\n2*3" in question["content"]
     assert call["tool_calls"] == [{"type": "function", "function": {"name": "calculator", "arguments": {"x": "2*3"}}}]
     assert (result["role"], result["content"], answer["content"]) == ("tool", "6", "It is 6")
-    for text in ("{", '{"x": "\\ud83d"}', '{"x": 1e999}', '{"x":' * 9999 + "1" + "}" * 9999):
+    deep = ('{"x":' * depth + "1" + "}" * depth for depth in (99, 9999))
+    for text in ("{", '{"x": "\\ud83d"}', '{"x": 1e999}', *deep):
         uses = (replace(use, arguments=text),)
         broken = conversation(whole(user("1", "?"), assistant("2", "x", "1", tool_uses=uses)))
         assert broken is not None and broken["messages"][2]["tool_calls"][0]["function"]["arguments"] == text

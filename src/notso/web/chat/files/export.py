@@ -15,6 +15,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import Message
 from notso.web.store.protocol import Chat, ChatSnapshot, ChatStore, StoredMessage, ToolUse
 from notso.web.store.tree import path_to, shown_path
@@ -132,13 +133,15 @@ def _to_row(message: Message, thinking: bool) -> Row:
 
 def _arguments(text: str) -> Any:
     try:
+        check_shape(text.encode(), ARGUMENTS_LIMITS)  # newer Pythons parse values that older ones cannot read again
         arguments = json.loads(text)
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
+    except (ValueError, JsonShapeError):
         return text  # keep the text of invalid JSON, and of values that a row cannot contain, such as lone surrogates
     return arguments
 
 
+ARGUMENTS_LIMITS = JsonLimits(64, objects=10_000, values=100_000)
 FORMAT_NAME = "notso-chats"
 FORMAT_VERSION = 3  # version 1 had no tool calls, version 2 no models and no archived chats
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
+from notso.plugins.json_shape import JsonShapeError, check_shape
 from notso.web.chat.files.documents import refuse_constant
-from notso.web.chat.files.export import FORMAT_VERSION
+from notso.web.chat.files.export import ARGUMENTS_LIMITS, FORMAT_VERSION
 from notso.web.chat.files.import_process import Entry, entries
 from notso.web.chat.files.other_programs import MAX_MESSAGES
 from notso.web.store.protocol import (
@@ -41,8 +41,6 @@ from notso.web.values.wording import words
 
 MAX_CHATS = 5_000
 MAX_TEXT = 1_000_000
-MAX_DEPTH = 64
-ARGUMENTS_LIMITS = JsonLimits(MAX_DEPTH, objects=10_000, values=100_000)
 MAX_TOOL_USES = 200
 MAX_SETTINGS = 100
 
