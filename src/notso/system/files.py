@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import struct
 import sys
 from pathlib import Path
@@ -14,6 +15,15 @@ if sys.platform == "darwin":
     _F_RDADVISE = 44  # sys/fcntl.h
 
 LONGEST_READ_AHEAD = (1 << 31) - 1  # in bytes; macOS stores the length in a C int
+
+
+def file_type(path: Path) -> int:
+    """Return a path's type, such as stat.S_IFDIR, or 0 if there is none. Raises OSError."""
+    # Path.exists, is_dir and is_file return False from Python 3.14 even if, for example, permission was denied.
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - tests replace os.stat
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with NUL
+        return 0
 
 
 def lock(descriptor: int) -> None:

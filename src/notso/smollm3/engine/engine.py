@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -78,6 +79,7 @@ from notso.smollm3.values.request_options import (
     with_defaults,
 )
 from notso.smollm3.values.sampling_params import SamplingParams
+from notso.system.files import file_type
 from notso.text_file import NotTextError, is_unicode, read_text
 
 DEMO = "demo"
@@ -95,8 +97,8 @@ def model_path(model: str | None) -> Path:
         raise ModelFileError("the name of the model is empty")
     path = Path(expand_home(model))
     try:
-        is_folder = (path / "config.json").is_file()
-        is_path = path.exists() or path.is_absolute() or path.suffix == ".gguf"
+        is_folder = stat.S_ISREG(file_type(path / "config.json"))
+        is_path = file_type(path) != 0 or path.is_absolute() or path.suffix == ".gguf"
     except OSError as error:
         # A name that is not a path also causes this error if the current folder is not searchable.
         if os.path.lexists(path):

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ import platformdirs
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.strict_json import json_or_none
 from notso.smollm3.values.engine_config import expand_home
-from notso.system.files import cache_folder
+from notso.system.files import cache_folder, file_type
 from notso.text_file import open_regular, read_regular
 
 Store = Literal["ollama", "lm studio", "llama.cpp"]
@@ -306,9 +307,9 @@ def resolve_model(model_name: str | Path | None = None) -> Path | None:
         path = Path(expand_home(named))
         reason, cause = "is neither a model file nor the name of an installed model", None
         try:
-            if path.is_dir():
+            if stat.S_ISDIR(found_type := file_type(path)):
                 raise ModelFileError(f"{path} is a folder; convert it with `notso convert {path} OUT.gguf`")
-            if path.exists():
+            if found_type:
                 return path
         except OSError as error:  # for example, a folder that cannot be searched
             reason, cause = f"cannot be read: {error.strerror}", error

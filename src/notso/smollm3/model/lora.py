@@ -17,6 +17,7 @@ import hashlib
 import logging
 import math
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import AdapterFileError, ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, interleave_rope_rows, matrix_shapes, module_name
 from notso.smollm3.strict_json import OFF, is_one_of, json_or_none
+from notso.system.files import file_type
 from notso.text_file import read_regular
 
 MAX_RANK = 512  # bounds the preallocated memory of a step
@@ -332,9 +334,9 @@ def read_adapter(
     """
     tensors = _TensorCollector(name, config, {}, available_bytes)
     try:
-        if not path.exists():
+        if not (found_type := file_type(path)):
             raise ModelFileError("no such file")
-        factor = (_from_peft if path.is_dir() else _from_gguf)(path, tensors, scale)
+        factor = (_from_peft if stat.S_ISDIR(found_type) else _from_gguf)(path, tensors, scale)
         return _build_adapter(name, config, tensors.found, factor)
     except (ModelFileError, QTensorError) as error:
         raise _adapter_error(path, f"{path.name}: {error}") from None
