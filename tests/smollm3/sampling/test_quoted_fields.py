@@ -181,7 +181,7 @@ def test_each_subschema_of_a_value_is_visited_once() -> None:
 
 
 def test_quote_fields_in_too_deep_schemas_are_refused(demo_engine: Engine) -> None:
-    options = RequestOptions(grammar=Grammar("json_schema", '{"items": ' * 600 + json.dumps(QUOTE) + "}" * 600))
+    options = RequestOptions(grammar=Grammar("json_schema", '{"items": ' * 5000 + json.dumps(QUOTE) + "}" * 5000))
     with pytest.raises(InvalidRequestError, match="nested too deeply"):
         quoted_fields(options, QuoteManager(demo_engine.tokenizer))
 
