@@ -21,6 +21,7 @@ from typing import Any
 
 import due_files
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from long_tests import is_long, thinned
 
@@ -75,7 +76,8 @@ SYNTAX = ("growth", "house_rules", "rooms", "system_layer", "walls")
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run the files in SYNTAX in one worker, so that modules are parsed once."""
+    """Run the files in SYNTAX in one worker, so that modules are parsed once, and the few browser tests that run by
+    default, so that one browser is started."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -83,18 +85,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "syntax" if Path(file).stem.removeprefix("test_") in SYNTAX and "/architecture/" in file else file
+            if Path(file).stem.removeprefix("test_") in SYNTAX and "/architecture/" in file:
+                return "syntax"
+            return "browser" if "/browser/" in file and not is_long("page") else file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip long tests unless LONG names their group, and sort the tests. Browser tests are last, because playwright
-    keeps an event loop running in this thread until the session ends, which makes asyncio.run fail. Workers begin with
+    """Skip long tests unless LONG names their group, and sort the tests. Workers begin with the browser tests and then
     the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
     files = [item.nodeid.partition("::")[0] for item in items]
-    rank = {file: ("/browser/" in file, -seconds.get(file, 0), file) for file in {*files}}  # equal in all workers
+    rank = {file: ("/browser/" not in file, -seconds.get(file, 0), file) for file in {*files}}  # equal in all workers
     items.sort(key=lambda item: rank[item.nodeid.partition("::")[0]])
     marked = {item.nodeid for item in items if item.get_closest_marker("long")}
     group_of = thinned((item.nodeid for item in items), marked)
@@ -110,6 +113,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Let workers send one message about a passed test instead of five, which would take a third of the time of a short
+    test in the worker and in the main process."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if all(report.passed for report in reports):
+        reports[1].duration = sum(report.duration for report in reports)
+        reports = reports[1:2]
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

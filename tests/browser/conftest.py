@@ -8,7 +8,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 expect.set_options(timeout=WAIT_MS)
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+opened = ExitStack()
+
+
+@cache
+def launched() -> Browser:
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         pytest.skip("no chromium found (Debian: apt install chromium)")
@@ -71,10 +75,25 @@ def browser() -> Iterator[Browser]:
         with suppress(FileNotFoundError):
             if picture.stat().st_mtime < STARTED:
                 picture.unlink()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield browser
-        browser.close()
+    playwright = opened.enter_context(sync_playwright())
+    browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+    opened.callback(browser.close)
+    return browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Browser:
+    return launched()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the browser after the last test here, because playwright keeps an event loop running in this thread, which
+    makes asyncio.run fail."""
+    yield
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        opened.close()
+        launched.cache_clear()
 
 
 class Served:

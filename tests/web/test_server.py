@@ -364,3 +364,16 @@ def test_other_runtime_error_returns_500(start: Callable[..., Any], monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(asyncio.BaseEventLoop, "run_in_executor", fail)
         assert server.client.get("/").status_code == 500
+
+
+def test_libraries_of_unused_features_are_not_imported() -> None:
+    """Without sign-in by OpenID Connect, MCP servers and tracing, a server does not import their libraries."""
+    libraries = ("authlib", "joserfc", "httpx", "mcp", "opentelemetry.sdk")
+    program = (
+        f"{IMPORTABLE}from notso.web import server; from notso.web.app import create_app; "
+        "from scripted_engine import ScriptedEngine; create_app(ScriptedEngine); "
+        f"print([name for name in {libraries} if name in sys.modules])"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
+    assert run.stdout.strip() == "[]", run.stdout + run.stderr

@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_engine import IMPORTABLE, ScriptedEngine, say
+from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Event, Message, ToolCall
 from notso.web.tools import mcp_offers, mcp_servers
@@ -365,15 +364,6 @@ def test_mute_server_does_not_delay_other_servers(monkeypatch: pytest.MonkeyPatc
         assert servers.failures().keys() == {"mute"} and (await called("odd__fit")).text == "fit"
 
     with_servers(work, *entries)
-
-
-def test_mcp_is_imported_only_if_configured() -> None:
-    program = (
-        f"{IMPORTABLE}from notso.web.app import create_app;"
-        "from scripted_engine import ScriptedEngine;"
-        "create_app(ScriptedEngine); sys.exit('mcp' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def test_missing_mcp_library_error_names_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
