@@ -249,7 +249,7 @@ $(VENV)/.dev: $(VENV)/.run supply/dev.txt
 	@$(PIP) $(LOCKED) supply/dev.txt
 	@$(PIP) check
 	@echo "compiling tests ..."  # otherwise each worker of `make tests` compiles all of them
-	@$(BIN)/python -m pytest -qq --collect-only >/dev/null 2>&1 || :
+	@$(BIN)/python -m pytest -qq --collect-only >/dev/null || :
 	@touch $@
 
 # Each set of tools that the project does not import has a separate environment.
