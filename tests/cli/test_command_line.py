@@ -452,3 +452,18 @@ def test_port_variable_of_a_kubernetes_service_is_ignored(notso: Run, monkeypatc
 def test_loop_of_links_causes_no_unexpected_error(notso: Run, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "unexpected" not in notso("dataset", str(tmp_path / "x"), "--preferences", str(tmp_path / "loop")).err
+
+
+def test_path_that_cannot_be_examined_is_reported_with_its_reason(
+    engine: Any, notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, function in (("exists", os.path.exists), ("is_dir", os.path.isdir), ("is_file", os.path.isfile)):
+        monkeypatch.setattr(Path, name, function)  # in Python 3.14, these methods raise no errors either
+    path = tmp_path / "x"
+    path.symlink_to("a" * 300)
+    assert "File name too long" in notso("list", str(path)).err
+    assert "File name too long" in notso("dataset", str(path)).err
+    assert "File name too long" in notso("chat", stdin=f"/model {path}\n").err
+    for variable, value in (("XDG_CONFIG_HOME", "/" + "a" * 300), ("NOTSO_CONFIG", str(path))):
+        monkeypatch.setenv(variable, value)
+        assert "File name too long" in notso("serve", "--show-config").err

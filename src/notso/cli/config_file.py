@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 
 from notso.cli import terminal
 from notso.smollm3.values.engine_config import expand_home
+from notso.system.files import file_type
 from notso.text_file import NotTextError, read_text
 
 MAX_BYTES = 1 << 20
@@ -33,13 +35,13 @@ def config_path() -> Path:
 def read_config(group: Any) -> dict[str, dict[str, Any]]:
     """Return the file's values as click's default_map: command -> parameter -> value. Raises typer.BadParameter."""
     path = config_path()
-    if not path.is_file():
-        if os.environ.get("NOTSO_CONFIG"):
-            raise _error(path, "no such file")
-        return {}
-    import tomllib
-
     try:
+        if not stat.S_ISREG(file_type(path)):
+            if os.environ.get("NOTSO_CONFIG"):
+                raise _error(path, "no such file")
+            return {}
+        import tomllib
+
         tables = tomllib.loads(read_text(path, MAX_BYTES))
     except NotTextError as error:
         raise _error(path, str(error)) from None

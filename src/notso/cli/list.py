@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from notso.cli import options, terminal
+from notso.system.files import file_type
 
 EXAMPLES = """\
   notso list
@@ -33,7 +35,7 @@ def list_models(
 
     distinct: dict[Path, Path] = {}
     for folder in folders or ():
-        if not folder.is_dir():
+        if not stat.S_ISDIR(file_type(folder)):
             raise typer.BadParameter(f"{folder} is not a folder", param_hint="FOLDER")
         if not os.access(folder, os.R_OK | os.X_OK):
             raise typer.BadParameter(f"{folder} cannot be searched: Permission denied", param_hint="FOLDER")

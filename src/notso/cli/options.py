@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import stat
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ import typer
 
 from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
+from notso.system.files import file_type
 from notso.text_file import SECRET_BYTES, NotTextError, decode_text
 from notso.web.values.settings import OPTIONS, Option, Settings
 
@@ -265,13 +267,14 @@ def check_output_path(out: Path, force: bool, name: str, *, replaces: bool = Tru
     """Raise typer.BadParameter if the output file `out` cannot be written, or exists and `force` is false."""
     # replaces: whether `out` is replaced by a new file rather than written in place. Replacing /dev/null or /dev/stdout
     # would break other programs.
-    if out.is_dir():
+    found_type = file_type(out)
+    if stat.S_ISDIR(found_type):
         raise typer.BadParameter(f"{out} is a folder", param_hint=name)
-    if replaces and out.exists() and not out.is_file():
+    if replaces and found_type and not stat.S_ISREG(found_type):
         raise typer.BadParameter(f"{out} is not a regular file", param_hint=name)
-    if out.exists() and not force:
+    if found_type and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
-    if not out.parent.is_dir():
+    if not stat.S_ISDIR(file_type(out.parent)):
         raise typer.BadParameter(f"folder {out.parent} does not exist; create it first", param_hint=name)
 
 

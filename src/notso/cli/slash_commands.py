@@ -18,7 +18,7 @@ from notso.cli.engines import model_file
 from notso.cli.message_printer import MarkdownPrinter, MessagePrinter, PrintedMessage, collect
 from notso.cli.terminal import Interruption
 from notso.smollm3.values.engine_config import expand_home
-from notso.system.files import write_private
+from notso.system.files import file_type, write_private
 from notso.text_file import read_regular
 from notso.web.values.slash_commands import SlashCommand, commands_of
 
@@ -233,7 +233,7 @@ def _model(conversation: ChatSession, argument: str) -> CommandResult:
         rows = [[each.name, terminal.gigabytes(each.size_bytes)] for each in registry.local_models()]
         return CommandResult((f"Using {conversation.engine.info.name}. Models:", *terminal.columns(rows, right=(1,))))
     path = Path(expand_home(argument))
-    if not path.exists():
+    if not file_type(path):
         names = dict.fromkeys(each.name for each in registry.local_models() if argument.lower() in each.name.lower())
         found = [name for name in names if name.lower() == argument.lower()] or list(names)
         if len(found) != 1:
