@@ -4,6 +4,7 @@ log."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from web.store.test_sqlite_store import run
 
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store
+from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
 from notso.web.store.sqlite.connection import (
     CommitCounterFile,
     checkpoint,
@@ -25,8 +27,8 @@ from notso.web.store.sqlite.connection import (
     read_acknowledged_count,
     read_commit_count,
 )
-from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.values.errors import StorageDamagedError
+from notso.web.store.sqlite.store import SQLiteStore, back_up_directory
+from notso.web.values.errors import StorageDamagedError, StorageError
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -270,3 +272,20 @@ def test_old_schema_with_lost_commits_is_rejected(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(connection, "SCHEMA_VERSION", 99)
     with pytest.raises(StorageDamagedError, match="lacks the latest commits"):
         shows(data, [])
+
+
+def test_unreadable_files_are_not_taken_for_missing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    (data / "notso.db-commits").unlink()
+    for name in ("notso.db", ACCESS_FILE):
+        (data / name).unlink(missing_ok=True)
+        (data / name).symlink_to("a" * 300)
+    monkeypatch.setattr(Path, "exists", os.path.exists)  # in Python 3.14, this method raises no errors either
+    with pytest.raises(StorageError, match="the data directory cannot be used: File name too long"):
+        shows(data, [])
+    assert (data / "notso.db-wal").exists(), "the log must not be moved: it may have commits of the unreadable file"
+    with pytest.raises(OSError, match="File name too long"):
+        back_up_directory(data, tmp_path / "backup.db")
+    with pytest.raises(OSError, match="File name too long"):
+        SQLiteAccessStore.exists(data)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from notso.system.files import open_private, sync_folder
+from notso.system.files import file_type, open_private, sync_folder
 from notso.web.store.sql.access import SQLAccessStore
 from notso.web.store.sql.database import SQLConnection
 from notso.web.store.sqlite.connection import (
@@ -108,7 +108,8 @@ class SQLiteAccessStore(SQLAccessStore):
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        return (directory / ACCESS_FILE).exists()
+        """Return whether the file exists. Raises OSError."""  # not False: without keys, everyone has access
+        return file_type(directory / ACCESS_FILE) != 0
 
     async def open(self) -> None:
         await self.write(lambda _: None)

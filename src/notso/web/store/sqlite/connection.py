@@ -381,7 +381,11 @@ def _log_damage(damage: Damage, description: str) -> Damage:
 
 
 def _is_empty(path: Path) -> bool:
-    return not path.exists() or path.stat().st_size == 0
+    with storage_errors():
+        try:
+            return path.stat().st_size == 0
+        except (FileNotFoundError, NotADirectoryError):
+            return True
 
 
 def _is_unclean(reader: sqlite3.Connection) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from notso.system.files import file_type
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import FAILED, MOST_TRIES, Heartbeat, Orphan, StoredMessage
 from notso.web.store.sql.database import FIND, Database
@@ -276,7 +277,7 @@ def library_texts(copy: Path, owner: str, library: str) -> Iterator[tuple[str, D
 def back_up_directory(folder: Path, target: Path) -> None:
     """Copy the chat database in `folder` to `target`. Raises StorageError, also if a server is using the folder."""
     path = folder / "notso.db"
-    if not path.exists():
+    if not file_type(path):
         raise StorageError(f"{folder} contains no chats")
     try:
         lock = DirectoryLock(folder)
