@@ -108,7 +108,7 @@ class SQLiteAccessStore(SQLAccessStore):
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return whether the file exists. Raises OSError."""  # not False: without keys, everyone has access
+        """Return whether the file exists. Raises OSError if it is unknown, because without it, all have access."""
         return file_type(directory / ACCESS_FILE) != 0
 
     async def open(self) -> None:
