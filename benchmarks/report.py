@@ -430,7 +430,7 @@ CHATS = {
 def readme_table() -> str:
     """Return a table of the runs with each peer. notso has a column for each run, because runs are not comparable."""
     runs = [json.loads((RESULTS / f"{name}.json").read_text()) for name in PEERS]
-    head = ["tokens/s unless stated"] + [
+    head = ["tokens/s unless otherwise stated"] + [
         cell for run in runs for cell in ("notso", f"{run['peer']['name']} {run['peer']['version']}", "ratio")
     ]
     rows = []

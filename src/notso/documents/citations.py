@@ -32,7 +32,7 @@ _BLANKS = re.compile(r"\s+")
 _HYPHENS = "-\u00ad\u2010\u2011\u2012\u2013\u2014\u2015"
 _QUOTES = "'\u2018\u2019\"\u201c\u201d\u201e\u00ab\u00bb"
 _FOLDED = {**dict.fromkeys(map(ord, _HYPHENS)), **dict.fromkeys(map(ord, _QUOTES), "'")}
-# The text of a document has the superscripts m² and 10⁶ where an answer may have m2 and 10^6.
+# Documents may contain superscripts, as in m² and 10⁶, where an answer has m2 and 10^6.
 _FOLDED |= str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁼⁽⁾ⁿⁱ", "0123456789+=()ni", "^⁻")
 _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 
@@ -105,7 +105,7 @@ def matches_when_folded(text: str, start: int, end: int, words: str) -> bool:
 
 
 def locate_quote(text: str, words: str) -> tuple[int, int] | None:
-    """Return start and end of `words` in a text, or None. Slow for long texts."""
+    """Return the start and end of `words` in a text, or None. Slow for long texts."""
     # Searches for the exact words first, then for the folded ones.
     words = words.strip()
     if not fold_text(words) or len(words) > MAX_QUOTE_CHARACTERS:

@@ -372,7 +372,7 @@ def test_unusable_cache_folder_is_only_a_warning(small: Path, tmp_path: Path, ca
     with load(small, cache_dir=folder) as engine:
         assert reason(engine.submit([1, 2], GREEDY)) == "length"
     assert "the selected cache format cannot be stored" in caplog.text
-    assert "no more blocks are written to the disk cache" in caplog.text
+    assert "no more blocks will be written to the disk cache" in caplog.text
 
 
 def test_partial_block_that_changed_after_lookup_is_not_used(small: Path, tmp_path: Path) -> None:

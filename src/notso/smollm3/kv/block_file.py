@@ -67,7 +67,7 @@ class BlockName:
         """Build a name. Raises ValueError unless `hash` has 16 bytes and `tag` at most 8."""
         if len(hash) != HASH_BYTES or len(tag) > TAG_BYTES:
             raise ValueError(
-                f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(hash)} and {len(tag)}"
+                f"hash must have {HASH_BYTES} bytes, not {len(hash)}, and tag at most {TAG_BYTES}, not {len(tag)}"
             )
         return cls(cls.model_of(cache_version), hash, tag.ljust(TAG_BYTES, b"\0"), is_partial)
 

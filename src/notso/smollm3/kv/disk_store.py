@@ -99,7 +99,8 @@ class DiskStore:
         self._start_writer()
         if not self._folder.is_writer:
             _log.warning(
-                "another engine is writing to the cache in %s; until it ends, this engine only reads the cache", folder
+                "another engine is writing to the cache in %s; until it exits, this engine only reads the cache",
+                folder,
             )
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
@@ -177,8 +178,8 @@ class DiskStore:
     ) -> bool:
         """Queue a block; return False if there is no room now or `is_writing` is false.
 
-        A partial block is stored under the hash of its parent, and replaces an earlier one. content: must not be
-        changed later. tag: up to 8 bytes, for `remove`.
+        A partial block is stored under the hash of its parent, and replaces an earlier one. `content` must not be
+        changed later. `tag` has up to 8 bytes, and identifies blocks for `remove`.
         """
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
@@ -396,7 +397,7 @@ class DiskStore:
             first, self._problem = self._problem is None, str(error)
             self._queue.clear()
         if first:
-            _log.warning("no more blocks are written to the disk cache: %s", error)
+            _log.warning("no more blocks will be written to the disk cache: %s", error)
 
 
 def lower_priority() -> None:

@@ -127,7 +127,9 @@ class PeerProcess:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             self.close()
-            raise EngineError("the compared engine exited unexpectedly; it may lack memory or not support this model")
+            raise EngineError(
+                "the compared engine exited unexpectedly; it may lack the memory for this model, or not support it"
+            )
         result: dict[str, Any] = json.loads(line)
         if "error" in result:
             raise _TaskRejectedError(f"{self.name}: {result['error']}")
@@ -156,7 +158,7 @@ def _openvino_folder() -> Path:
     folder = Path(os.environ.get(MODEL_VARIABLE, ""))
     if not (folder / "openvino_model.xml").is_file():
         raise InvalidRequestError(
-            f"OpenVINO cannot read GGUF files; set {MODEL_VARIABLE} to a folder from benchmarks/openvino_model.py",
+            f"OpenVINO cannot read GGUF files; set {MODEL_VARIABLE} to a folder of benchmarks/openvino_model.py",
             param="compare",
         )
     return folder
