@@ -43,6 +43,10 @@ RELIED_ON = [
     ("{% if undefined_name and undefined_name.x %}a{% endif %}{{ undefined_name | default('b') }}", "b"),
     ("{% set x = undefined_name or 'c' %}{{ x }}{{ message.name }}{% for y in message.parts %}{% endfor %}", "c"),
     ("{{ '<&>' }}", "<&>"),
+    # These import modules on first use.
+    ("{{ 'a b' | wordwrap(1) }}", "a\nb"),
+    ("{{ '<i>a</i> &lt; b' | striptags }}", "a < b"),
+    ("{{ '\\N{BULLET}\\u2022' }}", "••"),
 ]
 NAMES = [
     *("{{ user_name }}", "{{ 'a' ~ user_name }}", "{{ 'a' + user_name }}", "{{ user_name | trim }}"),
