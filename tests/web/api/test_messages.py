@@ -171,7 +171,7 @@ def test_invalid_request_error_names_field(served: Any) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"thinking": {"type": "enabled"}}, "thinking.enabled.budget_tokens"),
