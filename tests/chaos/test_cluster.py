@@ -116,16 +116,20 @@ def wait_for_some(crowd: Crowd, more: int) -> None:
 
 
 def test_killed_replicas_lose_no_acknowledged_question(cluster: Cluster, ledger: Ledger) -> None:
-    rng, inspector, few, load = random.Random(4), Inspector(cluster.database), 0, os.getloadavg()[0]
+    rng, inspector, kills, few, load = random.Random(4), Inspector(cluster.database), 0, 0, os.getloadavg()[0]
 
     def kill(crowd: Crowd) -> None:
-        nonlocal few
+        nonlocal kills, few
         wait_for_some(crowd, CHATS)
-        for number in range(KILLS):
+        # on a busy machine, the first kills can hit replicas that no reader is connected to
+        deadline = time.monotonic() + 300
+        while kills < KILLS or not crowd.resumed:
             began = time.monotonic()
+            assert kills < KILLS or began < deadline, "no reader was disconnected and resumed"
             ready = [each for each in range(len(NAMES)) if cluster.is_ready(each)]
             few += len(ready) < 2
-            victim = rng.choice(ready or [number % len(NAMES)])
+            victim = rng.choice(ready or [kills % len(NAMES)])
+            kills += 1
             cluster.kill(victim)
             cluster.start(victim)
             if not LONG:
@@ -140,13 +144,13 @@ def test_killed_replicas_lose_no_acknowledged_question(cluster: Cluster, ledger:
     print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
     late = sum(seconds > RESUME_SECONDS for seconds in crowd.resumed)
     judged = (inspector.oldest_s > INTERRUPTED_SECONDS) + (late if load < BUSY * (os.cpu_count() or 1) else 0)
-    assert crowd.resumed and crowd.shown and crowd.ends["done"]
+    assert crowd.shown and crowd.ends["done"]
     ledger.note(
         "cluster",
         "replica killed every second, behind HAProxy: acknowledged question lost or duplicated, stream that differs"
         f" from the stored text or resumes after more than {RESUME_SECONDS:g} s, answer not interrupted"
         f" {INTERRUPTED_SECONDS:g} s after its replica's last heartbeat",
-        f"{KILLS} kills of 3 replicas, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)} acknowledged"
+        f"{kills} kills of 3 replicas, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)} acknowledged"
         f" questions, {crowd.broken} connections cut, fewer than two replicas {few} times; load average {load:.0f}"
         " before the test (if no core is idle, the time to resume is reported but has no limit)",
         len(wrong) + (judged if LONG else 0),
