@@ -18,6 +18,9 @@ SECRET = "root:"
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 ITEM = '<itemref idref="a"/>'
 OUTSIDE = "file:///etc/passwd"
+METHODS = {"deflated": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "LZMA": zipfile.ZIP_LZMA}
+if zstandard := getattr(zipfile, "ZIP_ZSTANDARD", 0):  # from Python 3.14
+    METHODS["Zstandard"] = zstandard
 
 Trap = tuple[str, Callable[[], bytes], str]  # name, function that creates the content, error
 
@@ -37,6 +40,13 @@ def _quine_like() -> bytes:
 def _overlapping() -> bytes:
     data = made.archive({"a.txt": "a" * 1000, "b.txt": "b" * 1000}, zipfile.ZIP_STORED)
     return made.patched(data, b"b.txt", 42, "<I", 0)  # both entries point to the first file
+
+
+def _damaged(method: int) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(docx(paragraph(" ".join(map(str, range(2000))))))) as original:
+        data = made.archive({name: original.read(name) for name in original.namelist()}, method)
+    third = len(data) // 3
+    return data[:third] + bytes(byte ^ 0xFF for byte in data[third : 2 * third]) + data[2 * third :]
 
 
 def _ole(*names: str) -> bytes:
@@ -111,6 +121,10 @@ ARCHIVES: dict[str, Trap] = {
         *("a.docx", lambda: made.patched(docx(paragraph("a")), b"word/document.xml", 10, "<H", 99)),
         "is damaged: a part cannot be inflated",
     ),
+    **{
+        f"damaged {name}": ("a.docx", lambda method=method: _damaged(method), "is damaged: a part cannot be inflated")
+        for name, method in METHODS.items()
+    },
     "names that climb": ("a.docx", lambda: docx(paragraph("safe"), **{"../../../tmp/planted": "a", "/etc/x": "b"}), ""),
     "gzip": ("a.docx", lambda: b"\x1f\x8b\x08" + bytes(100), "is a compressed file, which cannot be read"),
     "xz": ("a.txt", lambda: b"\xfd7zXZ\0" + bytes(100), "is a compressed file, which cannot be read"),

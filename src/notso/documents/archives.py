@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, Literal, NamedTuple, NoReturn, TypeVar
 from xml.parsers import expat
 
-from notso.documents.values import MIB, UnreadableError
+from notso.documents.values import MIB, ZIP_ERRORS, UnreadableError
 
 M = TypeVar("M", bound=Callable[..., None])
 
@@ -39,7 +38,7 @@ class Archive:
         file.seek(0)
         try:
             self._zip = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
+        except ZIP_ERRORS:
             raise UnreadableError("is damaged: it is not a complete archive", "document_damaged") from None
         members = self._zip.infolist()
         if len(members) > MAX_ENTRIES:
@@ -72,7 +71,7 @@ class Archive:
                     yield piece
         except KeyError:
             raise UnreadableError("is damaged: a part is missing", "document_damaged") from None
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
+        except ZIP_ERRORS:
             raise UnreadableError("is damaged: a part cannot be inflated", "document_damaged") from None
 
     def read(self, name: str) -> bytes:

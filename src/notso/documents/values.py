@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
+import zipfile
+import zlib
 from dataclasses import dataclass
 
 from notso.system.confinement import Limits
@@ -40,6 +43,13 @@ EXTENSIONS = CODE | {
 
 UNCONFINED = "unconfined"
 """Command-line argument that lets the child work even without Landlock and seccomp."""
+
+ZIP_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError),
+    *(ValueError, OverflowError),
+    getattr(getattr(zipfile, "zstd", None), "ZstdError", zlib.error),  # from Python 3.14
+)
+"""Exceptions that decompressors and zipfile raise for damaged, encrypted or unsupported archives and their members."""
 
 MAX_FRAME_BYTES = MIB
 """Maximum size of a frame that the child writes."""

@@ -319,9 +319,9 @@ def lm_studio(chat: ToldChat) -> dict[str, Any]:
     return {"name": chat.title, "createdAt": created, "systemPrompt": "Be brief.", "messages": messages}
 
 
-def zipped(files: dict[str, str | bytes]) -> bytes:
+def zipped(files: dict[str, str | bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(target, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return target.getvalue()

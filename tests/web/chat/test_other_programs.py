@@ -370,15 +370,17 @@ def encrypted() -> bytes:
     return bytes(body)
 
 
-def damaged_archive() -> bytes:
-    body = bytearray(zipped({"conversations.json": WHOLE["claude"](told("claude", 3))}))
-    body[200] ^= 0xFF
+def damaged_archive(method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    body = bytearray(zipped({"conversations.json": WHOLE["claude"](told("claude", 3))}, method))
+    body[len(body) // 3 : -200] = bytes(byte ^ 0xFF for byte in body[len(body) // 3 : -200])
     return bytes(body)
 
 
 def long_chat() -> bytes:
     return chatgpt_of({str(at): {} for at in range(200_001)})
 
+
+ZSTANDARD: int = getattr(zipfile, "ZIP_ZSTANDARD", 0)  # from Python 3.14
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "circle": (circle, "they form a cycle"),
@@ -387,6 +389,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "bomb": (bomb, "268,435,456 bytes when unpacked"),
     "encrypted": (encrypted, "damaged or encrypted"),
     "damaged archive": (damaged_archive, "damaged or encrypted"),
+    "damaged bzip2": (lambda: damaged_archive(zipfile.ZIP_BZIP2), "damaged or encrypted"),
+    "damaged LZMA": (lambda: damaged_archive(zipfile.ZIP_LZMA), "damaged or encrypted"),
     "damaged names": (lambda: zipped({"ä.json": "[]"}).replace("ä".encode(), b"\xff\xff"), "damaged or encrypted"),
     "half an archive": (lambda: zipped({"a.json": "[]" * 100})[:60], "damaged or encrypted"),
     "half gzip": (lambda: gzip.compress(WHOLE["claude"](told("claude", 9)))[:-20], "damaged or encrypted"),
@@ -404,6 +408,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "no chats": (lambda: zipped({"a.json": '{"b": 1}', "c.png": b"x"}), "No chats found"),
     "empty archive": (lambda: zipped({}), "No chats found"),
+    **({"damaged Zstandard": (lambda: damaged_archive(ZSTANDARD), "damaged or encrypted")} if ZSTANDARD else {}),
     "wrong types": (lambda: b'[{"chat_messages": [1, 2]}]', "an unexpected value"),
     "deep content": (
         lambda: b'[{"role": "user", "content": ' + b'{"text": ' * 600 + b'"x"' + b"}" * 601 + b"]",

@@ -9,14 +9,13 @@ import codecs
 import gzip
 import io
 import json
-import lzma
 import re
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from notso.documents.values import ZIP_ERRORS
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
 codecs.lookup("cp437")  # load the codec for zipfile's names now, because a confined child process cannot load it
@@ -28,11 +27,6 @@ CHUNK = 1 << 20
 
 PICTURES = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "heic", "avif", "tif", "tiff"})
 _BLANK = re.compile(r"[ \t\r\n]*")
-_DAMAGED = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError),
-    *(ValueError, OverflowError),
-)
-"""Exceptions that decompressors and zipfile raise for damaged, encrypted or unsupported entries."""
 _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of the same conversations
 
 
@@ -88,7 +82,7 @@ def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]
     readable = False
     try:
         archive = zipfile.ZipFile(io.BytesIO(body))
-    except _DAMAGED:
+    except ZIP_ERRORS:
         raise ImportFormatError("import_archive") from None
     entries = archive.infolist()
     if len(entries) > MAX_ENTRIES:
@@ -103,7 +97,7 @@ def _read_archive(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]
         try:
             try:
                 file = archive.open(entry)
-            except _DAMAGED:
+            except ZIP_ERRORS:
                 raise ImportFormatError("import_archive") from None
             with file:
                 for document in decompressor.documents(file):
@@ -127,7 +121,7 @@ class _Decompressor:
         try:
             decode = codecs.getincrementaldecoder("utf-8")()
             stream: BinaryIO = utf8_stream(file)
-        except _DAMAGED:
+        except ZIP_ERRORS:
             raise ImportFormatError("import_archive") from None
 
         def read(size: int) -> str:
@@ -138,7 +132,7 @@ class _Decompressor:
                     text = decode.decode(data, final=not data)
                 except (NotTextError, UnicodeDecodeError):
                     raise ImportFormatError("import_broken", "text") from None
-                except _DAMAGED:
+                except ZIP_ERRORS:
                     raise ImportFormatError("import_archive") from None
                 self._remaining_bytes -= len(data)
                 if self._remaining_bytes < 0:
