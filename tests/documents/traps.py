@@ -10,6 +10,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 from documents import made
 from documents.made import cell, deflated, docx, epub, odt, paragraph, pdf, pdf_of, pptx, stream, text_pdf, xlsx
@@ -122,7 +123,7 @@ ARCHIVES: dict[str, Trap] = {
         "is damaged: a part cannot be inflated",
     ),
     **{
-        f"damaged {name}": ("a.docx", lambda method=method: _damaged(method), "is damaged: a part cannot be inflated")
+        f"damaged {name}": ("a.docx", partial(_damaged, method), "is damaged: a part cannot be inflated")
         for name, method in METHODS.items()
     },
     "names that climb": ("a.docx", lambda: docx(paragraph("safe"), **{"../../../tmp/planted": "a", "/etc/x": "b"}), ""),
