@@ -73,7 +73,7 @@ def test_slow_tail_is_not_rendered_on_every_update() -> None:
 
 @pytest.mark.parametrize("unit", ["`", "` ", "``a`b", "[a](", "*a_", "**a ", "$", "~~a", "_*"])
 def test_unfinished_markup_is_closed_in_linear_time(unit: str) -> None:
-    """Closing unfinished markup takes linear time: four times the text takes four times as long, not sixteen."""
+    """Closing unfinished markup takes linear time: eight times the text takes eight times as long, not sixty-four."""
 
     def seconds(characters: int) -> float:
         began = time.thread_time()
@@ -81,4 +81,4 @@ def test_unfinished_markup_is_closed_in_linear_time(unit: str) -> None:
         return time.thread_time() - began
 
     small = min(seconds(16_000) for _ in range(3))
-    assert min(seconds(64_000) for _ in range(3)) < 10 * small + 0.01
+    assert min(seconds(128_000) for _ in range(2)) < 18 * small + 0.01

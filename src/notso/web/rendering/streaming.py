@@ -165,5 +165,5 @@ def _close_pair(last: str, outside: str, mark: str) -> tuple[str, str]:
 
 def _is_between_spaces(text: str, run: re.Match[str]) -> bool:
     # A list bullet, or an asterisk between spaces, is not emphasis.
-    before, after = text[: run.start()][-1:], text[run.end() : run.end() + 1]
+    before, after = text[max(0, run.start() - 1) : run.start()], text[run.end() : run.end() + 1]
     return (not before or before.isspace()) and after.isspace()
