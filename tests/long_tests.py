@@ -5,16 +5,19 @@
 
 A group's digest covers its files; tests/long_tests.json contains the digests with which it last passed. `make check`
 runs and records the groups whose digest differs; `make test-long` runs and records all. So unchanged code is not tested
-again, and changed code is always tested.
+again, and changed code is always tested. Changes of comments and docstrings count only in the groups `WHOLE_TEXT`.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -207,6 +210,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Group -> files and folders that its tests depend on."""
+
+WHOLE_TEXT = frozenset({"commands", "growth", "check", "docs", "plants"})
+"""Groups that read source files or help texts, so that comments and docstrings can change their results."""
+
+STRING = rb"""'{3}(?:\\.|[^\\])*?'{3}|"{3}(?:\\.|[^\\])*?"{3}|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*\""""
+STRING_OR_COMMENT = re.compile(rb"(?P<string>%s)|\n?[ \t]*#[^\n]*" % STRING, re.DOTALL)
 
 THINNED: dict[str, dict[str, dict[str, int]]] = {
     "engine": {
@@ -537,6 +546,25 @@ def is_long(group: str) -> bool:
     return bool({group, "all"} & {*os.environ.get("LONG", "").split(",")})
 
 
+def code(source: bytes) -> bytes:
+    """Return a Python file without comments and docstrings."""
+    lines = source.split(b"\n")
+    kept: list[bytes | None] = [*lines]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            if not lines[first][: node.col_offset].strip():
+                kept[first:last] = [None] * (last - first)
+    without_docstrings = b"\n".join(line for line in kept if line is not None)
+    return STRING_OR_COMMENT.sub(lambda found: found["string"] or b"", without_docstrings)
+
+
+@cache
+def content(file: Path, whole: bool) -> bytes:
+    data = file.read_bytes()
+    return data if whole or file.suffix != ".py" else code(data)
+
+
 def digest(group: str) -> str:
     """Return a digest of the names and contents of a group's files."""
     found = hashlib.sha256()
@@ -545,7 +573,8 @@ def digest(group: str) -> str:
         files = [path] if path.is_file() else sorted(path.rglob("*"))
         for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
-                found.update(f"{file.relative_to(ROOT)}\0{len(file.read_bytes())}\0".encode() + file.read_bytes())
+                data = content(file, group in WHOLE_TEXT)
+                found.update(f"{file.relative_to(ROOT)}\0{len(data)}\0".encode() + data)
     return found.hexdigest()
 
 

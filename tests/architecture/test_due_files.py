@@ -136,3 +136,27 @@ def test_every_thinned_test_exists_and_belongs_to_the_files_of_its_group() -> No
             assert any(file == each or file.startswith(f"{each}/") for each in long_tests.GROUPS[group]), file
             source = (long_tests.ROOT / file).read_text("utf-8")
             assert not [test for test in tests if f"\ndef {test}(" not in source], file
+
+
+def test_comments_and_docstrings_make_no_long_tests_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = """def f():
+    \"\"\"Return # nothing.\"\"\"
+    # why
+    return "#", '\\'#', 1  # how
+"""
+    monkeypatch.setattr(long_tests, "ROOT", tmp_path)
+    (tmp_path / "src/notso/cli").mkdir(parents=True)
+    digests = {}
+    for name, text in {
+        "before": before,
+        "comment": before.replace("# why\n    ", "").replace("# how", "# otherwise"),
+        "docstring": before.replace("Return # nothing.", "Return\n\n    nothing."),
+        "string": before.replace('"#"', '"# "'),
+        "number": before.replace("1", "2"),
+    }.items():
+        (tmp_path / "src/notso/cli/a.py").write_text(text)
+        long_tests.content.cache_clear()
+        digests[name] = [long_tests.digest(group) for group in ("chaos", "commands")]
+    long_tests.content.cache_clear()
+    code, text = zip(*digests.values(), strict=True)
+    assert code[0] == code[1] == code[2] and len({*code}) == 3 and len({*text}) == 5
