@@ -115,7 +115,7 @@ def _closing_dollar(source: str, start: int) -> int:
     # digit may touch a dollar sign from outside. Inside, spaces must touch both dollar signs or neither. If they touch
     # both, the content must contain a character that is typical of TeX.
     inside = source[start + 1 : start + 2]
-    if not inside or source[:start][-1:].isalnum():
+    if not inside or source[max(0, start - 1) : start].isalnum():
         return -1
     at = source.find("$", start + 1, start + MAX_INLINE_CHARACTERS)
     while at >= 0 and source[at - 1] == "\\":
