@@ -62,7 +62,7 @@ class ShownView(_View):
 
 @dataclass(frozen=True, slots=True)
 class ChatView(_View):
-    """Input for prompts: a chat, its defaults and the end of one branch."""
+    """Data for prompts: a chat, its defaults and the end of one branch."""
 
     line: tuple[StoredMessage, ...] = ()
     # Id of the branch's first message, which identifies the conversation in the prompt cache. The chat's id is not used
@@ -86,9 +86,9 @@ class ChatView(_View):
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
     def with_accepted(self, accepted: TurnAccepted) -> ChatView | None:
-        """Return the branch that ends in a stored turn's question, or None if it must be loaded again."""
+        """Return a view that ends in a stored turn's question, or None if the branch must be loaded again."""
         question, line = accepted.user_message, self.line
-        # A message that was unfinished when this view was loaded may have outdated text.
+        # The text of a message that was unfinished when this view was loaded may be outdated.
         if any(each.active for each in line):
             return None
         if line and line[-1].id == question.id:
@@ -141,7 +141,7 @@ async def read_new_turn(user: ChatUser, view: ChatView, accepted: TurnAccepted) 
     question, answer = accepted.user_message, accepted.assistant_message
     previous_question = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (previous_question is None and view.above):
-        shown = await read_turn(user, accepted, limit=3)  # includes the previous turn, to link its question
+        shown = await read_turn(user, accepted, limit=3)  # also loads the previous turn, whose question is linked
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [ShownMessage(question, (question.id,), previous_question), ShownMessage(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, view.revision, path, 0)

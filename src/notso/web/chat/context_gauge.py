@@ -43,7 +43,7 @@ class ContextGauge:
     when_full: WhenFull
     offers_summary: bool
     dropped: tuple[str, ...] = ()
-    """Descriptions of what the chat template omits."""
+    """Descriptions of content that the chat template omits."""
     at_least: bool = False  # whether `used` is a lower bound, because the prompt was too long to count
 
     @property
@@ -96,7 +96,7 @@ class DraftPrompt:
         )
 
     def prefill(self, engine: ChatEngine) -> None:
-        """Process the prompt before it is sent (speculative prefill)."""
+        """Process the prompt before the user sends the draft (speculative prefill)."""
         messages = self._messages(self.draft)
         # A draft that cannot be processed causes an error when it is sent, not while it is typed.
         with contextlib.suppress(ModelError):
@@ -159,7 +159,8 @@ class Compaction:
     def schedule_if_needed(self, turn: Turn) -> None:
         """Compact the turn's chat in the background if the chat is long and compaction is automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
-        # An answer with tool calls has several requests. The last one contains the whole chat, so use its token counts.
+        # An answer with tool calls consists of several requests. The last one contains the whole chat, so use its token
+        # counts.
         usage = turn.last_usage
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return
@@ -182,5 +183,5 @@ class Compaction:
                 return
             summary = replace(new_summary(view.chat), content=text, state="done", generation_id=None)
             stored = await user.store.add_message(user.owner, NewMessage(summary, last.id, new_id()))
-            if isinstance(stored, TurnAccepted):  # otherwise the chat has continued or was deleted
+            if isinstance(stored, TurnAccepted):  # otherwise the chat has been continued or deleted
                 user.services.feed.announce(user.owner, last.chat_id, "")

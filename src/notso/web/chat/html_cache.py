@@ -58,7 +58,7 @@ class HtmlCache:
         return [self._with_partial_html(rendered.get(each.id, each)) for each in messages]
 
     async def mathml(self, formulas: tuple[Formula, ...]) -> list[str | None]:
-        """Convert the formulas of a shared page, unless cached. Failures are cached for FAILED_SECONDS."""
+        """Convert a shared page's formulas, or return the cached result. Failures are cached for FAILED_SECONDS."""
         kept = self._mathml.get(formulas)
         if kept is None or kept.expires <= time.monotonic():
             converted = await convert_all(formulas)
@@ -88,8 +88,8 @@ class HtmlCache:
             work = self._running.get(chat_id) or self._start_rendering(owner, chat_id, stale)
             await asyncio.wait({work}, timeout=remaining_seconds)
             if work.done():
-                # Take only the HTML, because another page may have read the message at another time. A message edited
-                # while it was rendered must be rendered again.
+                # Take only the HTML: the task may belong to another page, which loaded the messages at another time. A
+                # message that was edited while it was rendered must be rendered again.
                 found = {_rendered_parts(each): each for each in work.result()}
                 rendered |= {
                     each.id: replace(

@@ -42,7 +42,7 @@ class LibraryWorker:
         self._store = store
         self._unconfined = unconfined
         self._folder = FolderLibrary(store.documents, folder)
-        self._images: dict[tuple[str, int], bytes] = {}  # in order of use, least recent first
+        self._images: dict[tuple[str, int], bytes] = {}  # least recently used first
 
     async def run_parser(self) -> None:
         if self._store.read_only:
@@ -158,7 +158,7 @@ class FolderLibrary:
         self._unreadable = set(unreadable)
         stored = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in stored.items():
-            # Keep documents that cannot be read at present, because computing their caches again would take long.
+            # Keep documents that cannot be read at present, because computing their caches again would be slow.
             name = f"{document.name}/"[:_COMPARED_CHARACTERS]
             if sha256 not in in_folder and not any(
                 name.startswith(f"{each}/"[:_COMPARED_CHARACTERS]) for each in unreadable

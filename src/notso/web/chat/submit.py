@@ -208,8 +208,8 @@ async def continue_answer(
 async def _continuing_model(
     services: ChatServices, message: StoredMessage, setting: str | None
 ) -> tuple[str | None, ModelChoice, str]:
-    # Use the model that generated the answer if it is loaded, or else the model of the chat's setting. The last value
-    # returned is the answer's new model name ('': unchanged).
+    # Use the model that generated the answer if it is loaded, or else the model selected in the chat's settings. The
+    # last value returned is the answer's new model name ('': unchanged).
     host, registry = engine_and_registry(services)
     engine, choice = None, DEFAULT_MODEL
     if message.model and host.loaded():  # otherwise, resolving the name would wait for the first load
@@ -524,7 +524,7 @@ async def _branch_request(
     options: RequestOptions,
     *following: Message,
 ) -> Request:
-    # `following`: messages after the branch. `options`: those that depend on the purpose of the request.
+    # `following`: messages after the branch. `options`: request options that depend on its purpose.
     documents = await load_branch_documents(user, view, choice)
     messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), *following)
     options = replace(

@@ -78,7 +78,7 @@ def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, 
 def _heading(chat: Chat, today: date) -> str:
     if chat.pinned:
         return words["day_pinned"]
-    used = min(chat.updated_ms / 1000, time.time())  # a wrong clock may have stored a time in the future
+    used = min(chat.updated_ms / 1000, time.time())  # the clock may have been ahead when the time was stored
     days = (today - datetime.fromtimestamp(used).date()).days
     if days <= 0:
         return words["day_today"]
@@ -239,8 +239,8 @@ _INDENTED = json.JSONEncoder(indent=2, ensure_ascii=False)
 
 def pretty_json(text: str) -> str:
     """Indent JSON; return other text unchanged."""
-    # Also return JSON unchanged if indentation would make it much longer: many short values at a depth of 64 would grow
-    # 65 times.
+    # Also return JSON unchanged if indentation would make it much longer: text with many short values at a depth of 64
+    # would grow 65-fold.
     pieces, remaining = list[str](), 4 * len(text) + 1000
     try:
         for piece in _INDENTED.iterencode(json.loads(text)):

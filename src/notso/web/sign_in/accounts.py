@@ -42,9 +42,9 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """Records usage and enforces quotas."""
 
-    # Usage is written every few seconds. If the owner has a quota, each request first reserves tokens in the store: as
-    # many as it can use at most, or fewer if the rest of the quota is smaller. Thus, several servers together cannot
-    # exceed the quota.
+    # Usage is written every few seconds. If the owner has a quota, each request first reserves tokens in the store: the
+    # maximum that it can use, or the rest of the quota if that is less. Thus, several servers together cannot exceed
+    # the quota.
 
     # counters: count the requests of each key; servers share them if Valkey is configured. clock: returns Unix time.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
@@ -236,9 +236,9 @@ class Accounts:
 
     async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
         """Record an action in the audit log. Failures are only logged."""
-        # Each action of an operator is written at once, to a separate log that other users cannot fill up. Other users'
-        # repetitions of an action are counted (see AUDIT_SECONDS). Entries of unauthenticated requests are collected
-        # and written together, because any client can cause them.
+        # Each action of an operator is written at once, to a separate log that other users cannot fill up. Repetitions
+        # of an action by other users are only counted (see AUDIT_SECONDS). Entries of unauthenticated requests are
+        # collected and written together, because any client can cause them.
         address = request.client.host if request.client else ""
         entry = AuditEntry(int(1000 * self._clock()), owner, action, address, by_operator=by_operator)
         if not by_operator:

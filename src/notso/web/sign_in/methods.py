@@ -71,7 +71,7 @@ class ProxyHeader:
         if len(names) != 1 or not is_in_networks(peer_of(request), self._networks):
             return None
         try:
-            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # the whitespace that HTTP allows
+            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # strip only the whitespace that HTTP allows
         except ValueError:
             return None
         return Caller(f"proxy:{name}", name, is_listed(name, self._operators)) if is_user_name(name) else None

@@ -17,7 +17,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key `name`, else of the user who would sign in as `name`, else None.
+    """Return the owner of the active key `name`, or else the user who would sign in as `name`, or None.
 
     `method:name` selects a sign-in method; a plain name uses the first configured method.
     """

@@ -31,7 +31,7 @@ class Table:
     columns: tuple[str, ...]
     key: tuple[str, ...]
     booleans: frozenset[str] = frozenset()
-    constants: Mapping[str, str | int] = field(default_factory=dict)  # values of columns that are not copied
+    constants: Mapping[str, str | int] = field(default_factory=dict)  # fixed values for columns that are not copied
 
 
 @dataclass(frozen=True, slots=True)

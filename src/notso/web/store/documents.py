@@ -214,7 +214,7 @@ class DocumentStore(Protocol):
         """Claim the oldest new document, or else the oldest queued by `reread`; return it with its content."""
 
     async def requeue(self) -> None:
-        """Requeue documents whose parsing was interrupted by a restart. Not for shared stores."""
+        """Requeue documents whose parsing was interrupted by a restart. Not allowed for shared stores."""
 
     async def reread(self, document_ids: Sequence[str]) -> None:
         """Queue the given documents whose text is from an older reader. The text is kept until `finish` replaces it."""
@@ -225,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        is_passing: the document may be read again after RETRY_SECONDS.
+        is_passing: the cause may pass, so the document may be read again after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseInfo:
-    """Facts about a PostgreSQL server."""
+    """Version and settings of a PostgreSQL server."""
 
     version: str
     connections: int  # value of `max_connections`

@@ -40,7 +40,7 @@ DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "sto
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
 UNSHARED_SEARCH_SECONDS = 60.0
 """Interval between searches for work if no other process uses the store. New work wakes the worker at once, so a search
-finds only work that is left after a failure."""
+finds only work that is left over after a failure."""
 # An unfinished turn belongs to the process that generates it. If this process does not renew its lease for
 # LEASE_SECONDS (by the clock of the database), the next heartbeat of another process takes over or interrupts the turn.
 HEARTBEAT_SECONDS = 1.0

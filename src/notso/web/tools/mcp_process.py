@@ -243,7 +243,7 @@ class McpStdioTransport(McpTransport):
         return self._process.returncode is not None
 
     def _signal(self, number: int) -> bool:
-        # Return False if no process of the group is left.
+        # Returns False if no process of the group is left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
             return True
@@ -288,7 +288,7 @@ def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
 
 
 def _repair_schema(schema: Any) -> str:
-    # Repair common faults of a tool's schema. Return the reason if it is unusable, otherwise ''.
+    # Repairs common faults of a tool's schema. Returns the reason if the schema is unusable, otherwise ''.
     if schema is None:
         return "it has no inputSchema"
     if not isinstance(schema, dict):
@@ -307,7 +307,7 @@ def _repair_schema(schema: Any) -> str:
 
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two parts of a response; includes time for the user to reply
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # timeout between parts of a response; the user's reply may take some of it
 MAX_REDIRECTS = 3
 MAX_SSE_EVENT_BYTES = 1024 * 1024  # same as the library's limit
 SESSION_ID = "mcp-session-id"
@@ -317,7 +317,7 @@ NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 
 
 class McpHttpTransport(McpTransport):
-    """Holds a session with a server at a URL.
+    """Session with a server at a URL.
 
     `fault` and `ended` are set when the session has expired or the server has exceeded a limit. `refused`: whether the
     server rejected streamable HTTP.

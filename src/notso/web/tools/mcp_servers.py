@@ -146,7 +146,7 @@ class McpServer:
 
     @property
     def _is_current_task(self) -> bool:
-        # False in the task of a stopped connection, which may end only after another connection was opened.
+        # False in the task of a stopped connection, which may end only after another connection has been opened.
         return self._task is asyncio.current_task()
 
     async def _request(
@@ -166,7 +166,7 @@ class McpServer:
             if fault == SESSION_LOST and not is_retry:  # a request in an expired session has no effect
                 return await self._request(operation, send, ask, is_retry=True)
             if has_ended:
-                fault = transport.fault if transport is not None else ""  # may be known only after the process ended
+                fault = transport.fault if transport is not None else ""  # may be known only after the exit
                 reason = self.failure or fault or "it has exited"
                 if self._client is None:  # otherwise, the server is running again
                     self.failure = reason
@@ -186,10 +186,10 @@ class McpServer:
             self._ask_callbacks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # In the newest protocol, a server asks in its reply to a request, and this method runs in that request's
-        # context (_REQUESTER). In older protocols, an elicitation does not name the request to which it belongs. It
-        # must not reach the wrong user, so reply `cancel` unless the server has exactly one unanswered request. A
-        # canceled request counts as unanswered until the server answers it.
+        # In the newest protocol, a server requests input in its response to a request, and this method runs in that
+        # request's context (_REQUESTER). In older protocols, an elicitation does not name the request to which it
+        # belongs. It must not reach the wrong user, so reply `cancel` unless the server has exactly one unanswered
+        # request. A canceled request counts as unanswered until the server answers it.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         named = _REQUESTER.get()

@@ -154,7 +154,7 @@ async def use(tool: ChatTool, arguments: str, context: ToolContext) -> ToolResul
 
 
 def _with_suspended_timeout(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    # While a question is open, the timeout has no end time, and a second question is canceled.
+    # While a question is open, the timeout is suspended, and a second question is canceled.
 
     async def ask_without_timeout(question: Elicitation) -> Reply:
         end = clock.when()

@@ -65,12 +65,12 @@ class TraceRecorder:
 
     @property
     def is_retrying(self) -> bool:
-        """Whether the run was started again and has no new token yet."""
+        """Whether the run has been restarted and has no new token yet."""
         return self.trace.tries > 1
 
     @property
     def is_within_run(self) -> bool:
-        """Whether the last run did not end with tool calls and must be sent again."""
+        """Whether the last run must be sent again, because it did not end with tool calls."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property

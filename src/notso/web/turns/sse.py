@@ -37,7 +37,7 @@ class Feed:
         self._number = 0
         self._lists: dict[str, int] = {}
         # Owner -> chat -> tab -> number of the last change. A chat is looked up only under its owner: otherwise, users
-        # could follow chats of others, and reload pages of others by announcing changes to any ids.
+        # could follow chats of others, and make pages of others reload by announcing changes to arbitrary ids.
         self._turns: dict[str, OrderedDict[str, OrderedDict[str, int]]] = {}
         self._dropped: dict[str, int] = {}  # by owner: number of the last change to a chat that `_turns` lacks
         self._changed = asyncio.Event()

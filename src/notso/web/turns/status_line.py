@@ -16,7 +16,7 @@ class TurnStats:
 
     numbers: AnswerStats = field(default_factory=AnswerStats)
     prefill_tokens: int = 0  # computed so far
-    place: int = 0  # in the queue
+    place: int = 0  # position in the queue
     budget: int | None = None  # reasoning limit
 
     @property

@@ -92,7 +92,7 @@ class TurnConsumer:
         if unfinished is not None:
             self._resend_last_run(unfinished, running)
         elif self.calls.open:
-            running.close()  # pending tool calls run before the engine is asked
+            running.close()  # pending tool calls run before the next engine request
         elif turn.parts:
             running.close()  # each part has its own request
             self._event_task = asyncio.create_task(self._consume_parts(turn.parts))

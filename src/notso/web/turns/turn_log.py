@@ -59,7 +59,7 @@ class AnswerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    number: int  # to resume from
+    number: int  # number of the last change, from which a reader can resume
     snapshot: bool  # replaces all of the reader's state
     channels: dict[ChannelName, ChannelUpdate]
     cards: Mapping[str, Card]  # changed cards that the reader already has

@@ -1,1 +1,1 @@
-"""Export and import of chats, and export as training rows."""
+"""Import and export of chats, including export as training rows."""

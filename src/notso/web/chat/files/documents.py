@@ -1,4 +1,4 @@
-"""Read the JSON documents of an imported file (JSON or JSON Lines), which may be gzipped or a zip archive.
+"""Read the JSON documents of an imported file: JSON or JSON Lines, plain, gzipped or in a zip archive.
 
 This module imports no third-party packages, so that the child process that parses files starts quickly.
 """
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from notso.documents.values import ZIP_ERRORS
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
-codecs.lookup("cp437")  # load the codec for zipfile's names now, because a confined child process cannot load it
+codecs.lookup("cp437")  # used by zipfile for names; loaded now, because a confined child process cannot load it
 
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 100_000  # per archive
@@ -33,7 +33,7 @@ _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of t
 class ImportFormatError(Exception):
     """A file, or a chat in it, cannot be read. `key` names a message in `words`; `params` fill its placeholders.
 
-    detail: suffix of the key of a message that is inserted for `{detail}`, or "".
+    detail: suffix of the key of the message that replaces `{detail}`, or "".
     """
 
     def __init__(self, key: str, detail: str = "", **params: str | int) -> None:
@@ -51,7 +51,7 @@ class JsonDocument(NamedTuple):
 
 
 END_OF_FILE = JsonDocument(None, listed=False)
-"""Follows the documents of each file in an archive."""
+"""Marker that follows the documents of each file in an archive."""
 
 
 def omitted_kind(name: str) -> str:

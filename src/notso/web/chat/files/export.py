@@ -38,7 +38,8 @@ def _no_documents(line: Line) -> PromptDocuments:
 
 
 def load_chats(store: ChatStore, chats: Iterable[tuple[str, str]]) -> Iterator[tuple[ChatSnapshot, DocumentsOf]]:
-    """Open a store and yield the chats given as (owner, id) pairs, each with its DocumentsOf. Raises StorageError."""
+    """Open a store and yield the chats given as (owner, id) pairs, each with its `DocumentsOf` function. Raises
+    StorageError."""
     with asyncio.Runner() as runner:
         runner.run(store.open())
         try:
@@ -133,7 +134,7 @@ def _to_row(message: Message, thinking: bool) -> Row:
 
 def _arguments(text: str) -> Any:
     try:
-        check_shape(text.encode(), ARGUMENTS_LIMITS)  # newer Pythons parse values that older ones cannot read again
+        check_shape(text.encode(), ARGUMENTS_LIMITS)  # reject values that only newer versions of Python can parse
         arguments = json.loads(text)
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, JsonShapeError):

@@ -1,7 +1,7 @@
 """Import chats from untrusted files: our own export, OpenAI message lists, and exports of other programs.
 
 Chats and messages get new ids, so an import cannot overwrite stored data. `documents` and `other_programs` parse the
-file (on a server, in a child process); this module validates their output. Blocking.
+file (on a server, in a child process); this module validates their output. All functions block.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def read_chats(body: bytes, derive_title: TitleOf) -> list[ImportedChat]:
 def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImport:
     """Validate chats, assign new ids, and count invalid chats.
 
-    Raises Problem if no chat is valid, there are too many, or the file was rejected.
+    Raises Problem if no chat is valid, there are too many chats, or the file was rejected.
     """
     chats: list[ImportedChat] = []
     problem: Problem | None = None
@@ -236,7 +236,7 @@ def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> l
     new = []
     for message in messages:
         parent = new_ids[message.parent_id] if message.parent_id is not None else None
-        # Older releases identified a message of LM Studio by its position, without the digest of its content.
+        # In older releases, the source of an LM Studio message was its position, without a digest of its content.
         former = message.source.rpartition("/")[0]
         if message.source in earlier.messages or former in earlier.messages:
             stored_id = earlier.messages.get(message.source) or earlier.messages.get(former)

@@ -62,9 +62,9 @@ def find_lists(value: Any, depth: int = MAX_DEPTH) -> Iterator[JSON]:
 
 
 def separate_chats(document: JSON) -> Iterator[JSON]:
-    """Yield the chats of a document whose list of messages may be a table of a database, as in LobeChat's exports.
+    """Yield the chats of a document, whose list of messages may be a database table, as in LobeChat's exports.
 
-    In a table, each message has the id of its chat, and a chat's messages are ordered by time.
+    In a table, each message has the id of its chat, and the messages of each chat are sorted by time.
     """
     listed = document["messages"]
     key = next((name for name in _CHAT_KEYS if all(isinstance(each, dict) and each.get(name) for each in listed)), None)
@@ -147,7 +147,7 @@ def _convert(role: str, message: JSON, reader: Reader) -> JSON:
 
 
 class _Content:
-    # The text of a message, its reasoning, and a note that names omitted pictures and files.
+    # Collects the text of a message, its reasoning, and a note that names omitted pictures and files.
     def __init__(self, reader: Reader, message: JSON) -> None:
         self._reader = reader
         self.reasoning: list[str] = []
@@ -226,7 +226,7 @@ def _arguments(value: Any) -> str | None:
 
 
 def _call_of(result: JSON, waiting: dict[str, str]) -> str | None:
-    # Returns the id of the call that a result belongs to. In Ollama's format, a result has at most a name.
+    # Returns the id of the call that a result belongs to. In Ollama's format, results have no id, but may have a name.
     identity = result.get("tool_call_id")
     if identity is not None:
         return identity if isinstance(identity, str) and identity in waiting else None

@@ -390,7 +390,7 @@ def _fill_chatgpt(node: MessageNode, message: JSON, reader: ExportReader) -> Non
     node.role = _role((message.get("author") or {}).get("role"))
     if node.role and metadata.get("is_visually_hidden_from_conversation"):
         node.role = ""
-    for part in content.get("parts") or []:  # also of messages that are not shown, such as results of tools
+    for part in content.get("parts") or []:  # counted for hidden messages, too, such as tool results
         if isinstance(part, dict) and "asset_pointer" in str(part.get("content_type")):
             if "image" in part["content_type"]:
                 reader.count_omitted(node, "pictures")
@@ -454,7 +454,7 @@ def _claude(document: JSON, reader: ExportReader) -> JSON:
 
 
 def _fill_parts(node: MessageNode, parts: Iterable[JSON], text: Any, reader: ExportReader) -> None:
-    # Reads the parts of a message of Claude or LibreChat. text: the content if no part has text.
+    # Reads the parts of a Claude or LibreChat message. text: the content if no part has text.
     texts, thoughts = list[str](), list[str]()
     for part in parts:
         match part.get("type"):
@@ -721,7 +721,7 @@ def _paragraphs(*texts: str) -> str:
 
 
 def _inner(value: Any, name: str) -> Any:
-    # Returns a value that some releases of a program wrap in an object.
+    # Unwraps a value that some releases of a program store in an object.
     return value.get(name) if isinstance(value, dict) else value
 
 

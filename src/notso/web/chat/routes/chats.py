@@ -269,10 +269,10 @@ async def clear(page: Page, chat: FoundChat, _: Fields) -> Response:
     reset, turns = page.request.url.path.endswith("/reset"), page.services.turns
     try:
         found, unfinished = await page.store.trash_messages(page.owner, chat.id, reset=reset)
-    except BaseException:  # a failure may be reported after the commit, see `Turns.stopping`
+    except BaseException:  # a failure may be reported after the commit (see `Turns.stopping`)
         turns.stop_chat(page.owner, chat.id)
         raise
-    for generation_id in unfinished:  # not answers that another tab has started since then
+    for generation_id in unfinished:  # but not answers that another tab has started since then
         turns.stop(generation_id)
     trash_id = require(found, words["error_unknown_chat"])
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}

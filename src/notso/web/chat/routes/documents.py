@@ -145,7 +145,7 @@ async def show_document(
 ) -> Response:
     """Show the text of page number `page`, or of the page that contains the character with index `at`."""
     # The characters from `at` to `end` are highlighted if the document still has the given `revision`; otherwise, its
-    # text was read again, and the `page` of the citation is shown.
+    # text has been replaced, and the citation's `page` is shown.
     document = await _find_document(page, document_id)
     text = await page.store.documents.text(page.owner, document.id)
     before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()

@@ -75,7 +75,7 @@ async def show_frame(page: Page) -> Response:
 
 @cache
 def _frame() -> tuple[Asset, str]:
-    # In a script element, `<!--` could hide the closing tag, so replace `!` by `\x21`, its JavaScript string escape.
+    # In a script element, `<!--` could hide the closing tag, so replace `!` with `\x21`, its JavaScript string escape.
     scripts = [(STATIC_DIRECTORY / name).read_text("utf-8").replace("<!--", "<\\x21--") for name in SCRIPTS]
     digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)

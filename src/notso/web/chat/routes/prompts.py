@@ -77,7 +77,7 @@ async def show_prompts(page: Page) -> Response:
 
 @router.post("/prompts", dependencies=[GUARDED])
 async def save_prompt(page: Page, fields: Fields) -> Response:
-    """Add a prompt, or change the prompt that the form field `was` names. The new name must not be taken."""
+    """Add a prompt, or change the prompt named in the form field `was`. The new name must not be taken."""
     name, kind, text = fields.get("name", "").strip(), fields.get("kind", ""), fields.get("text", "").strip("\n")
     typed = SavedPrompt(name, cast(PromptKind, kind if kind in KINDS else "message"), text)
     is_command = name in {command.name for command in commands_of("page")}

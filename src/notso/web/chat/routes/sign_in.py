@@ -113,8 +113,8 @@ async def _begin_session(page: PageRequest, response: Response, caller: Caller |
 
 
 async def _login_response(page: PageRequest, ring: KeyRing, status: int, problem: str) -> Response:
-    # An open server denies access only to a browser whose key was revoked. For such a browser, the page contains a form
-    # without a key, which signs it in as the local user.
+    # A server without authentication denies access only to a browser whose key was revoked. For such a browser, the
+    # page contains a form without a key field, which signs it in as the local user.
     has_provider = page.request.app.state.oidc is not None
     is_revoked = ring.is_open and await ring.caller(page.request) is None
     return await page.respond("login.html", status, problem=problem, has_provider=has_provider, is_revoked=is_revoked)

@@ -85,9 +85,9 @@ def resolve_run(trace: AnswerTrace, number: int | None, place: int) -> int:
 async def alternatives(services: ChatServices, request: Request, run: AnswerRun, place: int) -> list[Alternative]:
     """Return the likeliest tokens at `place`, including the one that the sampler chooses, with their probabilities.
 
-    That is the generated token, unless the user replaced it; a replacement is listed only if it is likely. The list is
-    empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the engine cannot repeat
-    the request.
+    The sampler chooses the generated token, unless the user replaced it; a replacement is listed only if it is likely.
+    The list is empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the engine
+    cannot repeat the request.
     """
     params = replace(request.params, max_tokens=place + 1, min_tokens=0)
     replay = Replay(run.ids[:place], tuple(at for at in run.closed_at if at < place), run.origin)
@@ -140,7 +140,7 @@ async def show_tokens(
 
     Returns JSON if the request has an Accept header without text/html.
     """
-    # Runs are numbered from 0; the default of `run` is the last run.
+    # Runs are numbered from 0; `run` defaults to the last one.
     chat = await find_chat(page, chat_id)
     message = await find_message(page, chat_id, message_id)
     trace = await require_trace(page, message)

@@ -124,7 +124,8 @@ class SQLDocuments:
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def delete_some(db: Database) -> bool | None:
-            # Deletes some documents and returns None, or deletes the library if it has no documents.
+            # Deletes some documents and returns None. If there are none, deletes the library and returns whether it
+            # existed.
             sql = f"SELECT id FROM documents WHERE library_id = ? AND {_OWN} LIMIT {DELETED_AT_ONCE}"
             rows = db.execute(sql, (library_id, owner)).fetchall()
             for row in rows:

@@ -22,7 +22,7 @@ from notso.web.store.sql.search_words import split_words
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
-MAX_POSTINGS = 300_000  # takes about a second to rank; beyond that, the most frequent words of a query are ignored
+MAX_POSTINGS = 300_000  # ranking takes about a second; beyond this, the most frequent words are ignored
 MOST = 0xFFFF  # maximum of each field of a posting; passages with a higher number are not searchable
 
 
@@ -73,7 +73,7 @@ def query_words(query: str) -> list[str]:
 
 
 def index_words(text: str) -> Iterator[str]:
-    """Yield the words of a text, without a plural s."""
+    """Yield the words of a text, without the s of plurals."""
     for word in split_words(text):
         yield word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] != "s" and word.isascii() else word
 

@@ -40,7 +40,7 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
 """
 _LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
 # To reach the size of a message, SQLite must read its text, which may be long. Therefore, sizes are read only for
-# messages that are probably shown.
+# messages that will probably be shown.
 _FOUND = "id, parent_id, role, CASE WHEN k <= ? THEN (SELECT m.size FROM messages m WHERE m.id = up.id) END AS size"
 _END = f"""
 {_DOWN}, {_UP.format(last=_LAST)}

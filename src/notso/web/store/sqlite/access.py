@@ -108,7 +108,7 @@ class SQLiteAccessStore(SQLAccessStore):
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return whether the file exists. Raises OSError if it is unknown, because without it, all have access."""
+        """Return whether the file exists; if not, access is open to all. Raises OSError if that is unknown."""
         return file_type(directory / ACCESS_FILE) != 0
 
     async def open(self) -> None:

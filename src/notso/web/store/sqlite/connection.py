@@ -99,7 +99,7 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
     connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(target),))  # the path may be invalid UTF-8
     with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copied:
-        # Without a commit count, a restored copy is not considered damaged if notso.db-commits has a higher count.
+        # Delete the commit count, so that a restored copy is not considered damaged if notso.db-commits is higher.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
 
 
@@ -143,7 +143,7 @@ def storage_errors(
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
-        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the second one: no space for the WAL index
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the WAL index
             raise StorageFullError(DISK_FULL) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(damaged) from error

@@ -90,7 +90,7 @@ class Writer:
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("DELETE FROM facts WHERE name = 'open'")
-            # The database file itself must contain the final count, because the log may get lost.
+            # The database file itself must contain the final count, because the log may be lost.
             checkpoint(self.connection)
         self.connection.close()
         self._commit_file.close()
@@ -341,8 +341,8 @@ class SQLiteDatabase(SQLiteStatements, Database):
         return self.execute(_FIND, (fts5_query(terms), owner, limit)).fetchall()
 
     def vocabulary(self, owner: str) -> Iterator[str]:
-        # The table `vocabulary` has the words of all owners. The words of others would make searches slow, and hide
-        # similar words of this owner, which would reveal what others have written.
+        # The table `vocabulary` has the words of all owners. The words of others would slow down searches. They would
+        # also displace similar words of this owner, and so reveal what others have written.
         if self.execute("SELECT 1 AS one FROM indexed WHERE owner <> ? LIMIT 1", (owner,)).fetchone() is None:
             yield from (row["term"] for row in self.execute("SELECT term FROM vocabulary"))
             return
