@@ -182,7 +182,7 @@ class DocumentStore(Protocol):
         """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return the given documents that the user can read, oldest first."""
+        """Return those of the given documents that the user can read, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
         """Return the original file, or b'' for an unknown document."""

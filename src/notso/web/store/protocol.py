@@ -1,9 +1,9 @@
 """Protocol for the store of chats, and the values that it stores.
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
-shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; the
-generation's id names the event stream that chat pages receive. A generation consists of one or more requests to the
-engine ("runs"): the first one, and one after each round of tool calls.
+shown ("chosen"). A turn is a question with its answer. A generation produces or continues one answer; the generation's
+id identifies the event stream that chat pages receive. A generation consists of one or more requests to the engine
+("runs"): the first one, and one after each round of tool calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Chat:
     pinned: bool = False
     settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only settings that were set for this chat
     chosen_root: str | None = None  # first message of the shown branch; None: the newest message without a parent
-    unread: bool = False  # whether an answer ended since the chat was last opened
+    unread: bool = False  # whether an answer has ended since the chat was last opened
     archived: bool = False  # hidden from the sidebar
     temporary: bool = False  # not listed or searched; deleted after a period without use
     source: str = ""  # id of the original, if the chat was imported
@@ -93,7 +93,7 @@ class SavedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStats:
-    """Token counts and times of an answer. `first_token_ms` is counted from the arrival of the request."""
+    """Token counts and times of an answer. `first_token_ms` is measured from the arrival of the request."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -236,7 +236,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccepted:
-    """The turn is stored. `repeated`: an earlier request with the same idempotency key stored it."""
+    """The turn was stored. `repeated`: an earlier request with the same idempotency key stored it."""
 
     user_message: StoredMessage
     assistant_message: StoredMessage
@@ -453,7 +453,7 @@ class ChatStore(Protocol):
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
         `line` is empty for an unknown message. With `most_characters`, omit messages before the newest finished
-        summary, and messages after which the branch has more than this many characters.
+        summary, and messages that are followed by more than this many characters.
         """
 
     async def earlier_attachments(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
@@ -564,7 +564,7 @@ class ChatStore(Protocol):
         """Move chats to the trash, and return one id for `restore` and the number of chats moved."""
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> tuple[str | None, list[str]]:
-        """Move a chat's messages to the trash, and return an id for `restore` and the unfinished generations' ids."""
+        """Move a chat's messages to the trash, and return an id for `restore` and the ids of unfinished generations."""
 
     async def restore(self, owner: str, trash_id: str) -> list[str]:
         """Restore a trash entry and return the ids of its chats; return [] if it was purged."""
@@ -579,8 +579,8 @@ class ChatStore(Protocol):
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
         """Store all of these chats with their messages, or none.
 
-        A large import is written in several transactions, so that other writers need not wait. It is hidden until it is
-        complete; `purge` deletes it if it remains incomplete.
+        A large import is written in several transactions, so that other writers need not wait long. It is hidden until
+        it is complete; `purge` deletes it if it remains incomplete.
         """
 
     async def trash_message(self, owner: str, chat_id: str, message_id: str) -> str | None:
@@ -632,7 +632,7 @@ class ChatStore(Protocol):
     async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None: ...
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        """Save a response. The newest thousand of each owner are kept."""
+        """Save a response. Only the newest thousand of each owner are kept."""
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
 

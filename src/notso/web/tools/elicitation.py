@@ -1,4 +1,4 @@
-"""Elicitation: requests of MCP servers for user input during a call, which the page shows as a form.
+"""Elicitation: requests of MCP servers for user input during a call. The page shows each request as a form.
 
 MCP servers are not trusted. Therefore, their requests are limited in size and shown as plain text, and regular
 expressions in their schemas are not evaluated.
@@ -88,7 +88,7 @@ def parse_question(server: str, message: str, schema: Mapping[str, Any]) -> Elic
 
 
 def parse_form(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
-    """Return the values of a submitted form by field name, without optional empty ones. Raises Problem (400).
+    """Return the values of a submitted form by field name, without empty optional ones. Raises Problem (400).
 
     `value-N` is the value of field N or the index of its choice; a boolean is true if it is present. `value-N-M` is
     present if choice M is checked.

@@ -50,7 +50,7 @@ takes 50 ms to parse, which blocks the event loop."""
 MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAY_ASK = frozenset({"tools/call", "prompts/get", "resources/read"})
-"""Methods of requests in which a server may ask the user."""
+"""Methods of requests during which a server may ask the user for input."""
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
 NICENESS = 10  # gives MCP servers a lower priority than the pages and the model
 READ_BYTES = 65_536
@@ -77,7 +77,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
         self.fault = ""  # the exceeded limit or expired session that ended the connection, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
         self.left_out: list[SkippedItem] = []
-        self.unanswered: set[str] = set()  # ids of requests in which the server may ask the user
+        self.unanswered: set[str] = set()  # ids of requests during which the server may ask the user
         self._entry = entry
         self._open_requests = 0
         self._ends_with_stream = ends_with_stream
@@ -307,7 +307,7 @@ def _repair_schema(schema: Any) -> str:
 
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0 + QUESTION_SECONDS  # timeout between parts of a response; the user's reply may take some of it
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # timeout between parts of a response; includes the time for a user's reply
 MAX_REDIRECTS = 3
 MAX_SSE_EVENT_BYTES = 1024 * 1024  # same as the library's limit
 SESSION_ID = "mcp-session-id"

@@ -82,7 +82,7 @@ class ToolResult:
 
 
 class ToolSource(Protocol):
-    """Plugins or MCP servers."""
+    """Source of tools: the plugins or the MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]: ...
 

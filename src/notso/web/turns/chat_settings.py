@@ -152,7 +152,7 @@ def _numeric(parameter: Parameter, page: OnPage) -> Callable[[str], float | int 
             value = float(text.replace(",", "."))
         except ValueError:
             raise ValueError(reason) from None
-        if not low <= value <= high or (parameter.above and value == low):  # NaN fails too
+        if not low <= value <= high or (parameter.above and value == low):  # also rejects NaN
             raise ValueError(reason)
         return value
 

@@ -123,7 +123,7 @@ async def prompt_documents(
     if outdated and not store.read_only:
         await store.documents.reread(outdated)  # for the next question
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
-    # Documents at the head are a fixed prefix. The engine may have a longer context for a fixed prefix.
+    # Documents at the head are a fixed prefix. The engine may support a longer context for a fixed prefix.
     max_tokens = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
     free_tokens = max_tokens - max(LEAST_FREE_TOKENS, max_tokens // 4)
     texts = await _texts_that_fit(store.documents, owner, documents, free_tokens, engine)
@@ -266,7 +266,8 @@ content."""
 
 
 def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
-    """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raises Problem if they exceed a limit."""
+    """Parse the form fields `file-N-name`, `file-N-text` and `file-N-document`. Raises Problem if they exceed a
+    limit."""
     found = []
     for number in range(1, MAX_ATTACHMENTS + 1):
         text, document = fields.get(f"file-{number}-text", ""), fields.get(f"file-{number}-document", "")

@@ -1,6 +1,6 @@
 """Questions about every part of documents: one request is sent for each part, and the answers are joined in order.
 
-Search shows the model only a few passages, too few to count or list things. Here, the model reads every part.
+With search, the model reads only a few passages, too few to count or list things. Here, it reads every part.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ async def build_part_requests(
         for passage, last_page in await asyncio.to_thread(_split_text, text, max_part_tokens, engine):
             name = title = document.name
             if document.pages > 1:
-                # The model reads the name, which is English so that the cached part serves readers of all languages.
+                # The name is part of the prompt. It is in English, so that the cached part can be used with all page
+                # languages.
                 name += f", pages {passage.page} to {last_page}"
                 title += words["comma"] + words["part_pages"].format(first=passage.page, last=last_page)
             found.append((document, name, title, text.text[passage.start : passage.end]))

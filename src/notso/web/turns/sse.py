@@ -39,7 +39,7 @@ class Feed:
         # Owner -> chat -> tab -> number of the last change. A chat is looked up only under its owner: otherwise, users
         # could follow chats of others, and make pages of others reload by announcing changes to arbitrary ids.
         self._turns: dict[str, OrderedDict[str, OrderedDict[str, int]]] = {}
-        self._dropped: dict[str, int] = {}  # by owner: number of the last change to a chat that `_turns` lacks
+        self._dropped: dict[str, int] = {}  # by owner: number of the last change to a chat dropped from `_turns`
         self._changed = asyncio.Event()
         self.closed = False
 
@@ -88,7 +88,7 @@ class Feed:
         """Return what to reload: 'chats', 'turns', both or neither."""
         process_id, _, text = revision.partition("-")
         if process_id != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
-            return ["chats", "turns"]  # malformed, invalidated, or of an earlier server process
+            return ["chats", "turns"]  # malformed, invalidated, or from an earlier server process
         number = int(text)
         events = ["chats"] if self._lists.get(owner, 0) > number else []
         chats: Mapping[str, Mapping[str, int]] = self._turns.get(owner, {})
@@ -113,7 +113,7 @@ class Feed:
 
 
 PING_SECONDS = 15.0
-MAX_ENCODED = 16  # encoded updates that a log keeps, one per reader position and language
+MAX_ENCODED = 16  # number of encoded updates cached per log, one per reader position and language
 
 
 def parse_last_event_id(header: str | None) -> int | None:

@@ -83,7 +83,7 @@ class StatusLine:
     ) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
-        self._omitted_messages = omitted_messages  # messages omitted from the request; the engine may drop more
+        self._omitted_messages = omitted_messages  # messages omitted from the request; the engine may omit more
         self._requested_at = requested_at
         self._reasoning_before_s, self._reasoning_tokens_before = reasoning_before_s, reasoning_tokens_before
         self._queue_place = 0
@@ -221,12 +221,12 @@ class PrefillProgress:
     cached_tokens: int
     tokens_per_s: float
     left_s: float | None  # None if unknown or below SHORTEST_SHOWN_S
-    slower: bool  # the estimate grew noticeably (see SLOWER_BY)
+    slower: bool  # whether the estimate has grown noticeably (see SLOWER_BY)
 
 
 class PrefillEta:
     def __init__(self) -> None:
-        self._chunks: list[tuple[float, float, int]] = []  # middle position, seconds per token, tokens
+        self._chunks: list[tuple[float, float, int]] = []  # (middle position, seconds per token, tokens)
         self._last: tuple[float, int] | None = None
         self._last_estimate: tuple[float, float] | None = None
 

@@ -30,7 +30,7 @@ class ToolOffer:
 
     tools: tuple[ChatTool, ...]
     context: ToolContext
-    granted: set[str] = field(default_factory=set)  # digests of tools that run without asking
+    granted: set[str] = field(default_factory=set)  # digests of tools that run without asking for permission
     grant: Callable[[ChatTool], Awaitable[None]] | None = None  # permits a tool in all later turns of the chat
 
     @property
@@ -182,7 +182,7 @@ class ToolCalls:
 
     async def _ask_user(self, at: int, question: Elicitation) -> Reply:
         use = self.uses[at]
-        # A tool server may still ask after its call has ended.
+        # A tool server may request input even after its call has ended.
         if use.state != "running" or self._reply is not None or self._questions == MAX_QUESTIONS:
             return CANCELLED
         self._questions += 1

@@ -41,7 +41,7 @@ EVENT_BATCH_SECONDS = 0.05
 TICK_SECONDS = 0.1
 SAVE_SECONDS = 1.0
 SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
-AWAY_RETRY_SECONDS = (4.0,) * 8  # for a shared database, which may be restarting
+AWAY_RETRY_SECONDS = (4.0,) * 8  # further retries for a shared database, which may be restarting
 
 
 class TurnConsumer:

@@ -1,8 +1,8 @@
 """Event log of one turn. Any number of readers can attach to it, leave, and resume.
 
-A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
-(which no longer change) to append, the current tails (open blocks), and changed tool cards. Except in snapshots, a
-reader gets each closed block exactly once. A slow reader delays only itself.
+A reader passes the number of the last update that it received, and receives all later changes as one update: closed
+blocks (which no longer change) to append, the current tails (open blocks), and changed tool cards. Except in snapshots,
+a reader receives each closed block exactly once. A slow reader delays only itself.
 
 All readers are woken together, so that an update can be encoded once for all of them. They are woken at most ten times
 a second, and less often if there are many.
@@ -85,7 +85,7 @@ class _Channel:
 
 
 class TurnLog:
-    """Written by one task on the event loop, and read by any number of tasks. `number` counts changes."""
+    """Log that one task on the event loop writes, and any number of tasks read. `number` counts changes."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

@@ -232,7 +232,7 @@ class Turns:
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:
                 self.stop(generation_id)
         for generation_id, expected in self._expected.items():
-            # Others need not be stopped: storing their question fails if the chat no longer exists.
+            # Turns not yet stored need not be stopped: storing them fails if the chat no longer exists.
             if expected.is_stored and (expected.owner, expected.chat_id) == (owner, chat_id):
                 self.stop(generation_id)
 
@@ -284,6 +284,6 @@ class Turns:
 
     def _discard_finished(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # Cancel the timer, because a busy server would have thousands within KEEP_FINISHED_SECONDS.
+        # Cancel the timer: a busy server would otherwise accumulate thousands within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()

@@ -72,7 +72,7 @@ def conversation(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documen
 
 def preference_rows(snapshot: ChatSnapshot, documents_of: DocumentsOf = _no_documents) -> Iterator[Row]:
     """Pair the preferred answer to each question with every other finished answer that differs from it."""
-    # Edited answers are preferred, then higher ratings, then the shown answer, then the newest. A question is skipped
+    # Order of preference: edited answers, higher ratings, the shown answer, newer answers. A question is skipped
     # if its preferred answer is rated down and not edited.
     shown = {each.message.id for each in shown_path(snapshot.messages, snapshot.chat.chosen_root)}
     answers_to: dict[str | None, list[StoredMessage]] = {}

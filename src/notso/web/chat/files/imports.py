@@ -274,7 +274,7 @@ def _to_stored_chat(source: _Chat) -> ImportedChat:
     except ValueError:
         raise _invalid("prompt_date", "invalid date") from None
     form = {k: v for k, v in form_values(source.settings).items() if v}
-    form.pop("tools", None)  # only users may enable tools; a file must not
+    form.pop("tools", None)  # only the user may enable tools, not a file
     settings, problems = updated_settings({}, form)
     if problems:
         place, reason = next(iter(problems.items()))

@@ -122,7 +122,7 @@ def to_openai(document: JSON, reader: Reader) -> JSON:
 
 
 def _role(message: JSON) -> str | None:
-    if isinstance(message.get("is_user"), bool):  # SillyTavern
+    if isinstance(message.get("is_user"), bool):  # SillyTavern's format
         return "user" if message["is_user"] else "assistant"
     role = message.get("role", message.get("from"))
     return _ROLES.get(role) if isinstance(role, str) else None
@@ -200,7 +200,7 @@ class _Content:
 def _calls(message: JSON, reader: Reader) -> list[JSON]:
     listed = message.get("tool_calls") or []
     listed = listed if isinstance(listed, list) else [listed]
-    if isinstance(message.get("function_call"), dict):  # as in OpenAI's API until 2023
+    if isinstance(message.get("function_call"), dict):  # format of OpenAI's API until 2023
         listed = [*listed, {"function": message["function_call"]}]
     calls: dict[str, JSON] = {}
     for number, call in enumerate(listed):

@@ -65,7 +65,7 @@ async def switch_model(page: Page, fields: Fields) -> Response:
     name, inventory = fields.get("model", ""), await _inventory(services)
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
-        # A slash command may name a model by an unambiguous part of its name.
+        # In a slash command, an unambiguous part of a model's name is sufficient.
         matches = inventory.search(name)
         if len(matches) > 1:
             names = words["comma"].join(each.model.name for each in matches)

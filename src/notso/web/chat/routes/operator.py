@@ -76,7 +76,7 @@ async def remove(page: Page, accounts: AccountsOfServer, fields: Fields) -> Resp
     await accounts.forget(user)
     try:
         await remove_user(page.store, accounts.store, user, page.owner)
-    except SettingsError as error:  # nothing is stored: the name may be misspelled
+    except SettingsError as error:  # no data of this user is stored: the name may be misspelled
         return await _respond(page, problem=str(error))
     return RedirectResponse("/operator", 303)
 

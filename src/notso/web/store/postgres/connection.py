@@ -241,7 +241,7 @@ SHORT_PATIENCE_SECONDS = 0.5  # maximum wait while the database does not respond
 RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
 HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
-MOST_SECONDS = 35.0  # time limit for work on a connection, above statement_timeout (30 s)
+MOST_SECONDS = 35.0  # time limit for work on a connection; longer than statement_timeout (30 s)
 MIGRATION_LOCK = 0x6E6F74736F  # id of an advisory lock: arbitrary, but the same in every release
 
 AWAY = Sentence("the database is not responding: nothing was lost, please try again", "storage_away")
@@ -538,7 +538,7 @@ def check(connection: Connection[Any]) -> None:
 
 
 def _version(connection: Connection[Any]) -> int:
-    # to_regclass is not used because it may see the catalog as it was before the lock was acquired.
+    # Do not use to_regclass: it may see the catalog as it was before the lock was acquired.
     found = connection.execute(
         "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
     )

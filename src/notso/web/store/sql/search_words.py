@@ -21,7 +21,7 @@ LAST_PLACE = 16_383  # PostgreSQL's maximum position
 MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB
 MAX_QUERY_WORDS = 64
 SNIPPET_CHARACTERS, BEFORE_CHARACTERS = 120, 30
-LEAST_SIMILAR = 0.4  # minimum share of common trigrams
+LEAST_SIMILAR = 0.4  # minimum share of trigrams that similar words have in common
 SHORTEST_SIMILAR = 4  # shorter words are not replaced by similar ones
 MOST_SIMILAR = 5  # maximum number of words that replace a word of the query
 
@@ -140,7 +140,7 @@ def to_tsvector(text: str) -> str:
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
     """Replace words of 4 to 40 characters with similar words from the vocabulary; return None if that is impossible.
 
-    Takes time proportional to the vocabulary.
+    Takes time proportional to the size of the vocabulary.
     """
     trigrams = {word: _trigrams(word) for term in terms for word in term.words if _may_be_misspelled(word)}
     if not trigrams:

@@ -112,7 +112,7 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
         ),
     )
     db.execute(
-        # Ordered by rowid, because the time would be wrong after the clock was set back.
+        # Ordered by rowid, because times are wrong after the clock has been set back.
         "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
         " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
         (owner, owner, MAX_RESPONSES),
@@ -223,7 +223,7 @@ class SQLStore(Transactions):
 
         def read(db: Database) -> tuple[list[ChatRow], bool]:
             with db.snapshot():
-                if part or by == "title":  # done here, because databases handle case and accents differently
+                if part or by == "title":  # done in Python, because databases handle case and accents differently
                     listed = db.execute(f"SELECT id, title FROM ({counted}) AS listed {in_order}", (owner,))
                     titles = [(fold(row["title"]), row["id"]) for row in listed]
                     titles = [each for each in titles if part in each[0]]

@@ -327,7 +327,7 @@ def _load_accepted_turn(db: Database, owner: str, stored: StoredMessage) -> Turn
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
-    # Locks the chat until the transaction ends, so that other transactions do not change its messages.
+    # Locks the chat until the transaction ends, so that other transactions cannot change its messages.
     return _locked(db, owner, chat_id).fetchone() is not None
 
 
@@ -523,7 +523,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
     # Replies may belong to an earlier trash entry. If they stayed there, deletion of a message would also delete its
     # replies (ON DELETE CASCADE), but not their words in the search index. In SQLite, the deletion would fail if
-    # replies were nested more than 1,000 deep.
+    # replies were nested more than 1,000 levels deep.
     db.execute(
         "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE chat_id = ? AND trash_id = ?"
         " UNION SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id)"

@@ -157,7 +157,7 @@ class _ConnectionThread:
         except sqlite3.Error as error:
             self._has_timed_out = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
             if not self._has_timed_out:
-                self.close()  # the next call opens the file again, which may have been repaired
+                self.close()  # the next call opens the file again, because it may have been repaired
             raise
         self._has_timed_out = False
         return result

@@ -6,7 +6,7 @@ only the connection from `open_writer` writes and checkpoints; connections from 
 Damage is detected without changing the database. If the log (WAL file) was deleted, truncated or overwritten, SQLite
 opens the database without an error, but the commits in the log are missing. Therefore, each write increments a counter
 in the database, and after its commit is synced, the count is written to `notso.db-commits`. This file is not
-synced with each commit. The count in it survives a crash of the process; after a power failure, it may be too low but
+synced with each commit. Its count survives a crash of the process; after a power failure, it may be too low but
 never too high. If the count in the database is lower than the count in the file, commits are missing.
 """
 
@@ -219,7 +219,7 @@ class DirectoryLock:
             self._descriptor = -1
 
 
-DIGITS = 20  # a fixed number, so that the file can be overwritten in place
+DIGITS = 20  # fixed, so that the file can be overwritten in place
 
 
 class CommitCounterFile:
