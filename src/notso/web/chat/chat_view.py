@@ -141,7 +141,7 @@ async def read_new_turn(user: ChatUser, view: ChatView, accepted: TurnAccepted) 
     question, answer = accepted.user_message, accepted.assistant_message
     previous_question = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (previous_question is None and view.above):
-        shown = await read_turn(user, accepted, limit=3)  # also loads the previous turn, whose question is linked
+        shown = await read_turn(user, accepted, limit=3)  # also loads the previous turn, to link its question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [ShownMessage(question, (question.id,), previous_question), ShownMessage(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, view.revision, path, 0)

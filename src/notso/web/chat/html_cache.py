@@ -74,7 +74,7 @@ class HtmlCache:
         return kept.mathml
 
     def _with_partial_html(self, message: StoredMessage) -> StoredMessage:
-        # For an answer in progress, use the HTML that was already sent on its stream.
+        # For an answer in progress, use the HTML that has already been sent on its stream.
         turn = self._turns.find(message.generation_id or "") if message.active else None
         if turn is None:
             return message

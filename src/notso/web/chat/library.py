@@ -28,7 +28,7 @@ from notso.web.values.visible_text import sanitize_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
-_COMPARED_CHARACTERS = 185  # the part of a name that `display_name` never truncates
+_COMPARED_CHARACTERS = 185  # leading characters of a name that `display_name` never truncates
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 CHECK_SECONDS = 5.0  # interval of checks for documents queued by other servers and for changes in the folder
 _reported: set[Path] = set()  # folders with too many documents, each logged once

@@ -412,7 +412,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.is_unknown(orphan.generation_id):  # the answer runs in this process, or its last save failed
+    if not turns.is_unknown(orphan.generation_id):  # the answer is generated in this process, or its last save failed
         if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await _save_ended_turn(ChatUser(services, orphan.owner), turn)
@@ -451,7 +451,7 @@ async def _try_resume(services: ChatServices, orphan: Orphan) -> None:
     if turn is None:
         await user.store.save_message(replace(message, state="interrupted"), user.owner)
         return
-    # Store the increased number of tries first, so that an answer that crashes the process is not tried forever.
+    # Store the increased number of tries first, so that an answer that crashes the process is not retried forever.
     await user.store.save_message(replace(message, state="running", renderer=0), user.owner, turn.trace)
     services.turns.start(turn, services.shared.requests.open(user.owner))
 

@@ -70,7 +70,7 @@ TABLES = (
             "tries",
         ),
         ("id",),
-        # In the copy, no server holds a response, so any server may continue it immediately.
+        # In the copy, no server has leased the responses, so any server may continue them immediately.
         constants={"holder": "", "held_until_ms": 0},
     ),
     Table("response_tokens", ("response_id", "first", "told"), ("response_id", "first")),

@@ -155,7 +155,7 @@ class DocumentStore(Protocol):
         """
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
-        """Delete a library and its documents. Its chats are kept, but then belong to no project."""
+        """Delete a library and its documents. Its chats are kept without a project."""
 
     async def members(self, owner: str, library_id: str) -> list[Member]:
         """Return the members of one of the owner's libraries, sorted by name."""
@@ -225,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        is_passing: the cause may pass, so the document may be read again after RETRY_SECONDS.
+        is_passing: the cause may pass; retry after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -82,7 +82,7 @@ class ToolResult:
 
 
 class ToolSource(Protocol):
-    """Source of tools: the plugins or the MCP servers."""
+    """Source of tools: plugins or MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]: ...
 

@@ -266,8 +266,7 @@ content."""
 
 
 def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
-    """Parse the form fields `file-N-name`, `file-N-text` and `file-N-document`. Raises Problem if they exceed a
-    limit."""
+    """Parse the fields `file-N-name`, `file-N-text` and `file-N-document`. Raises Problem if they exceed a limit."""
     found = []
     for number in range(1, MAX_ATTACHMENTS + 1):
         text, document = fields.get(f"file-{number}-text", ""), fields.get(f"file-{number}-document", "")

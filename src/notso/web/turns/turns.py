@@ -218,8 +218,8 @@ class Turns:
 
     @contextlib.contextmanager
     def stopping(self, owner: str, *chat_ids: str) -> Iterator[None]:
-        # Stop the turns of chats after the chats' deletion, because another tab may send a question until then. Stop
-        # them even if the deletion has failed, because a failure may be reported after the commit.
+        # Stop the turns of the chats after the deletion, not before: until then, another tab may send a question. Also
+        # stop them if the deletion fails, because a failure may be reported after the commit.
         try:
             yield
         finally:

@@ -102,7 +102,7 @@ async def documents_context(page: PageRequest, project: Library | None = None) -
 
 @router.post("/documents", dependencies=[GUARDED])
 async def upload(page: Page, name: Annotated[str, Query(max_length=1000)] = "", library: str = "") -> JSONResponse:
-    """Store the file in the request body and queue it for parsing. Each library stores identical content once.
+    """Store the file in the request body and queue it for parsing. Identical content is stored once per library.
 
     library: id of a project, or empty for the user's own documents.
     """

@@ -282,17 +282,17 @@ class _PlainText(Loader):
 class PostgresPool:
     """Thread-safe pool of up to `most` connections for the process named `replica`.
 
-    Stores can share a pool. It is closed when the last of them calls `close`. Methods raise StorageError.
+    Stores can share a pool; the last call of `close` closes it. Methods raise StorageError.
     """
 
     def __init__(self, url: str, most: int, replica: str) -> None:
         self._replica = replica
         self._url = url
         self._is_unavailable = False
-        self._unavailable_since = 0.0  # time of the last failure to respond
+        self._unavailable_since = 0.0  # when the database last failed to respond
         self._opening = threading.Lock()
         self._users = 0
-        self._busy: dict[Connection[DictRow], float] = {}  # start of the work on each connection
+        self._busy: dict[Connection[DictRow], float] = {}  # when the work on each connection started
         self._pool: ConnectionPool[Connection[DictRow]] = ConnectionPool(
             url,
             kwargs={**_defaults_for(url), "autocommit": True, "row_factory": dict_row},

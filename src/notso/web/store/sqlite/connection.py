@@ -223,7 +223,7 @@ DIGITS = 20  # fixed, so that the file can be overwritten in place
 
 
 class CommitCounterFile:
-    """The file with the number of commits to the database at `path`. Not thread-safe."""
+    """File with the number of commits to the database at `path`. Not thread-safe."""
 
     def __init__(self, path: Path, commits: int) -> None:
         """Create or overwrite the file. Raises OSError."""
