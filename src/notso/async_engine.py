@@ -1,4 +1,4 @@
-"""Asyncio interface of the engine, kept out of `notso.smollm3`, which does not use asyncio."""
+"""Asyncio interface of the engine, separate from `notso.smollm3`, which does not use asyncio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     """Asynchronous iterator over an answer's events.
 
     Generation starts on entering `async with`, or when the first event or `result` is awaited. Leaving `async with`
-    stops the answer. Raises the errors of `Engine.chat` and errors during generation.
+    stops the answer. Raises the errors of `Engine.chat` and those that occur during generation.
     """
 
     def __init__(self, prepare: Prepare) -> None:
@@ -37,7 +37,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return await anext(self._events)
 
     async def result(self) -> Completion:
-        """Wait for the complete answer and return it. Canceling stops the answer."""
+        """Wait for the complete answer and return it. Canceling the call stops the answer."""
         generation = await self._start_once()
         try:
             return Completion.from_events([event async for event in _follow_events(generation)])
@@ -46,7 +46,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
     async def close(self) -> None:
         """Stop the answer; `result` then returns the part generated so far, with finish reason "cancelled"."""
-        async with self._start_lock:  # an answer that is just being started must be stopped, too
+        async with self._start_lock:  # an answer that is being started must also be stopped
             if self._generation is None:
                 self._generation = Generation()
                 end = [Event("usage", usage=Usage(0, 0)), Event("end", finish_reason="cancelled")]
@@ -105,9 +105,9 @@ async def _follow_events(generation: Generation) -> AsyncGenerator[Event, None]:
 
 
 class AsyncEngine:
-    """Asyncio wrapper around an `Engine`; waiting for an answer blocks no thread.
+    """Asyncio wrapper around an `Engine`; waiting for an answer does not block a thread.
 
-    Methods have the parameters and errors of `Engine` methods of the same names.
+    Parameters and errors are those of the `Engine` methods with the same names.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -117,7 +117,7 @@ class AsyncEngine:
     async def load(
         cls, model: str | Path | EngineConfig | None = None, **settings: Unpack[EngineSettings]
     ) -> AsyncEngine:
-        """See `Engine.load`."""
+        """Run `Engine.load` in a thread."""
         return cls(await asyncio.to_thread(lambda: Engine.load(model, **settings)))
 
     def stream(
@@ -140,7 +140,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """See `Engine.chat`. Canceling stops the answer."""
+        """Await `Engine.chat`. Canceling the call stops the answer."""
         return await self.stream(messages, *more, params=params, options=options, **settings).result()
 
     async def batch(
@@ -151,7 +151,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
-        """See `Engine.batch`. Canceling stops the answers."""
+        """Await `Engine.batch`. Canceling the call stops the answers."""
         each_conversation = split_batch(conversations)
         sampling, request_options = apply_settings(params, options, settings)
         turns = [conversation(each) for each in each_conversation]
@@ -179,12 +179,12 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """See `Engine.continue_text`. Canceling stops the answer."""
+        """Await `Engine.continue_text`. Canceling the call stops the answer."""
         sampling, request_options = apply_settings(params, options, settings)
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, request_options)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
-        """See `Engine.embed`. Canceling does not stop the computation."""
+        """Await `Engine.embed`. Canceling the call does not stop the computation."""
         return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Shell command that installs an extra (optional dependencies), for error messages, and the installed release."""
+"""The installed release, and the command, for error messages, that installs an extra (optional dependencies)."""
 
 # The command names the wheel or folder from which notso was installed (WHEEL if unknown), because notso is not on a
 # package index.

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LFS_POINTER = b"version https://git-lfs"  # beginning of a file that `git clone` leaves in place of a large one
+LFS_POINTER = b"version https://git-lfs"  # beginning of the file that Git without LFS creates in place of a large one
 LFS_ADVICE = "a Git LFS pointer to a file that has not been downloaded; run `git lfs pull`"
 
 _MARKS = (
@@ -35,7 +35,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def decode_text(data: bytes) -> str:
-    """Return `data` as text with `\\n` line endings, without byte order mark or trailing NULs.
+    """Return `data` as text with `\\n` line endings, without a byte order mark or trailing NULs.
 
     Raises NotTextError, which names the line, for invalid bytes and for NULs within the text.
     """
@@ -59,7 +59,7 @@ def _with_newlines(text: str) -> str:
 
 
 def utf8_stream(file: BinaryIO) -> BinaryIO:
-    """Return a stream of the rest of `file`, converted to UTF-8 without byte order mark.
+    """Return a stream of the rest of `file`, converted to UTF-8 without a byte order mark.
 
     Reading from it raises NotTextError for invalid UTF-16 or UTF-32. UTF-8 is not checked.
     """
@@ -124,8 +124,8 @@ def open_regular(path: Path) -> int:
 
     Raises OSError with `strerror` and `filename`, for example if the file is not a regular file.
     """
-    # The kind is checked first: reading from a FIFO or terminal would wait for a writer, and even opening a device can
-    # have side effects.
+    # The file type is checked first: reading from a FIFO or terminal would wait for a writer, and even opening a device
+    # can have side effects.
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _irregular_file_error(path)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import GGUFError
 
-MAX_STRING_BYTES: Final = 1 << 20  # GG3, one of the checks that gguf.py numbers
+MAX_STRING_BYTES: Final = 1 << 20  # check GG3; gguf.py lists the checks
 _DECODE_BYTES: Final = 1 << 20  # bytes decoded at a time, so that memory use does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
@@ -22,7 +22,7 @@ _U64: Final = struct.Struct("<Q")
 
 
 class Cursor:
-    """Position in a buffer. Methods raise GGUFError, which names field and offset."""
+    """Position in a buffer. Methods raise GGUFError, which names the field and the offset."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
@@ -39,7 +39,7 @@ class Cursor:
 
     def read_bytes(self, count: int, field: str) -> memoryview:
         if count > self.left:
-            self.fail(f"needs {count} bytes, but the file ends after {self.left}", field)
+            self.fail(f"needs {count} bytes, but only {self.left} are left", field)
         start = self.position
         self.position = start + count
         return self._buffer[start : self.position]
@@ -142,7 +142,7 @@ class StringSpan:
                 raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + position) from None
 
     def to_list(self) -> list[str]:
-        """Decode all strings. Raises UnicodeDecodeError if the file became invalid."""
+        """Decode all strings. Raises UnicodeDecodeError if the file has become invalid since it was read."""
         if not len(self):
             return []
         starts = self._starts()

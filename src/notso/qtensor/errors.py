@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Maximum length of a message (a few lines on a screen). Without a limit, values quoted from a file could add megabytes.
+# Maximum length of a message (a few lines on a screen). Without a limit, values quoted from a file could make it
+# megabytes long.
 MAX_MESSAGE_CHARACTERS = 600
 
 # Maximum length of one quoted value, so that the rest of the message is not cut off.
@@ -59,7 +60,7 @@ def set_error_path(error: BaseException | None, path: object) -> None:
     """Set `path` of an error that is about a file and has no path yet."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)
-        # The path is added as a note, for tracebacks, because users of a server may see the message.
+        # The path is added as a note, which only tracebacks contain, because users of a server may see the message.
         error.add_note(f"in {path}")
 
 
@@ -94,7 +95,7 @@ class KernelChoiceError(QTensorError):
 
 
 class DeviceError(QTensorError):
-    """Unusable GPU: missing or old driver, unknown device, unsupported architecture, or results unlike the CPU's."""
+    """Unusable GPU: missing or old driver, unknown device, unsupported architecture, or incorrect results."""
 
 
 class DeviceMemoryError(DeviceError):

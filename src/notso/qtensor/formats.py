@@ -19,7 +19,7 @@ from notso.qtensor.errors import OperandError
 
 KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
-TILE_POSITIONS = 128  # positions per KV cache block; a tile is the part of a sequence that one block holds
+TILE_POSITIONS = 128  # positions per KV cache block; a tile is the part of a sequence that one block stores
 
 # Maximum head dimension of KV formats other than f16: up to this size, float32 represents sums of byte products
 # exactly.

@@ -10,7 +10,7 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# GG1 to GG15 (with gaps) number the checks, here and in tests/qtensor.
+# The checks are numbered GG1 to GG15 (with gaps), here and in tests/qtensor.
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TextSpan:
         self._raw = raw
 
     def to_text(self) -> str:
-        """Decode the string. Raises UnicodeDecodeError if the file became invalid."""
+        """Decode the string. Raises UnicodeDecodeError if the file has become invalid."""
         return str(self._raw, "utf-8")
 
 
@@ -84,7 +84,7 @@ class NumberSpan:
 
 
 class Metadata(Mapping[str, Any]):
-    """Entries in file order, with values of type int, float, bool, str, or lists of these."""
+    """Entries in file order, with values of type int, float, bool or str, or lists of these."""
 
     # Arrays and long strings are validated when the file is opened, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        # Removes the pages that contain only this tensor from memory; the system reads them again when they are
+        # Removes from memory the pages that contain only this tensor; the system reads them again when they are
         # accessed. Does nothing for tensors outside this mapping, such as copies.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
@@ -291,7 +291,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict[str, QTensor]]:
-    # Returns the offset of the tensor data, and tensors in file order.
+    # Returns the offset of the tensor data, and the tensors in file order.
     infos = {}
     for i in range(count):
         start = cursor.position
@@ -327,7 +327,7 @@ def _check_overlaps(cursor: Cursor, infos: dict[str, tuple[int, tuple[int, ...],
 
 
 def _read_tensor_info(cursor: Cursor, field: str, alignment: int) -> tuple[tuple[int, ...], int, int, int]:
-    # Returns shape (numpy order), format number, size in bytes, and data offset.
+    # Returns the shape (numpy order), format number, size in bytes, and data offset.
     start = cursor.position
     side_count = cursor.uint32(field)
     if not 1 <= side_count <= MAX_SIDES:

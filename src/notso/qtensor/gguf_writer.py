@@ -45,7 +45,7 @@ from notso.system.files import sync
 
 Chunk: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 TensorBytes: TypeAlias = Chunk | Iterable[Chunk]
-Progress: TypeAlias = Callable[[int, int], None]  # bytes of tensors written, total bytes of tensors
+Progress: TypeAlias = Callable[[int, int], None]  # tensor bytes written, total tensor bytes
 
 _NUMBERS = {name: number for number, name in VALUE_TYPES.items()}
 

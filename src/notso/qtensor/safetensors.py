@@ -21,7 +21,7 @@ from notso.qtensor.formats import BF16, F16, F32, Format
 from notso.qtensor.tensor import QTensor
 from notso.text_file import LFS_ADVICE, LFS_POINTER, open_regular
 
-MAX_HEADER_BYTES = 100_000_000  # limit of the official reader
+MAX_HEADER_BYTES = 100_000_000  # the official reader has the same limit
 
 MAX_TENSORS = 65_536
 MAX_SIDES = 4

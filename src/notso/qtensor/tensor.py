@@ -19,7 +19,7 @@ class QTensor:
     """A tensor whose rows consist of blocks. Raises OperandError for inconsistent arguments."""
 
     # `shape` is in numpy order, row length last (the reverse of GGUF). `data` is contiguous uint8 of size `nbytes`; for
-    # a tensor of a file, it is a read-only view of the memory-mapped file.
+    # a tensor from a file, it is a read-only view of the memory-mapped file.
     name: str
     format: Format
     shape: tuple[int, ...]

@@ -11,8 +11,8 @@ from notso.smollm3.errors import ModelFileError, quoted
 
 ARCHITECTURE = "smollm3"
 
-# Every fourth layer has no position encoding. GGUF files do not hold this number: it belongs to the architecture
-# (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
+# Every fourth layer has no position encoding. GGUF files do not contain this number, because it is part of the
+# architecture (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
 NO_ROPE_LAYER_INTERVAL = 4
 
 # Accepted range of each integer key: (lowest, highest).
@@ -147,13 +147,13 @@ class SmolLM3Config:
     @property
     def max_context_tokens(self) -> int:
         if self.yarn_of_file is None:
-            # Not longer, because YaRN has not been tested with larger factors.
+            # Longer contexts are not allowed, because YaRN has not been tested with larger factors.
             return int(YARN_FACTOR * self.max_position_embeddings)
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))
 
     def uses_yarn(self, context_tokens: int) -> bool:
-        # As in transformers and llama.cpp, YaRN that the file specifies applies at every length.
+        # If the file specifies YaRN, it applies at every length, as in transformers and llama.cpp.
         return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:

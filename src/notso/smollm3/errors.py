@@ -50,9 +50,10 @@ def require(holds: bool, name: str, what: str) -> None:
 
 def iterate(values: Any, name: str, what: str) -> Iterator[Any]:
     """Return an iterator over `values`. Raises InvalidRequestError ("NAME must be WHAT")."""
+    # isinstance(values, Iterable) would accept arrays without dimensions and reject some sequences.
     try:
         return iter(values)
-    except TypeError:  # not Iterable is insufficient: arrays without dimensions are Iterable, and other sequences not
+    except TypeError:
         raise InvalidRequestError(f"{name} must be {what}", param=name) from None
 
 

@@ -16,7 +16,7 @@ def is_one_of(value: object, allowed: Iterable[object]) -> bool:
 
 
 def json_or_none(text: str | bytes, *, is_strict: bool = False) -> Any:
-    """Return a JSON value, or None if invalid. is_strict: refuse NaN and Infinity."""
+    """Return a JSON value, or None if invalid. is_strict: reject NaN and Infinity."""
     try:
         return json.loads(text, parse_constant=refuse_constant if is_strict else None)
     except (ValueError, RecursionError):

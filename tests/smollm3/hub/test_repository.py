@@ -132,11 +132,11 @@ def test_unsafe_or_unverifiable_files_are_not_offered(fake_hub: FakeHub, changed
     ("given", "words"),
     [
         (b"", "has no repository somebody/My-GGUF, or it is private"),
-        (b"<html>", "an invalid list"),
-        (b"[]", "an invalid list"),
-        (b"[" * 100_000, "an invalid list"),
+        (b"<html>", "an invalid file list"),
+        (b"[]", "an invalid file list"),
+        (b"[" * 100_000, "an invalid file list"),
         (listing(sha="main"), "returned no commit"),
-        (b" " * ((16 << 20) + 1), "a list of somebody/My-GGUF that is too long"),
+        (b" " * ((16 << 20) + 1), "a file list for somebody/My-GGUF that is too long"),
     ],
 )
 def test_invalid_hub_listing_is_refused(fake_hub: FakeHub, given: bytes, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Check that two backends compute bit-identical results in small random operations.
+"""Check that two backends compute bit-identical results for small random operations.
 
 The check runs before a device is used for a model, and takes less than a second.
 """
@@ -29,7 +29,7 @@ Work = Callable[[Backend, np.random.Generator], Host]
 
 
 def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
-    """Return the names of operations with different results. Raises the backends' errors."""
+    """Return the names of operations whose results differ. Raises the backends' errors."""
     found = []
     for name, work in _workloads(formats):
         ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))

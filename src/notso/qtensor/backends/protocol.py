@@ -22,7 +22,7 @@ from notso.system.memory import MemoryLimit
 # memory. The type is Any, because a precise type would make every class that holds an array generic.
 Array: TypeAlias = Any
 
-# A weight in the layout of the backend's operations, with a `name`.
+# A weight in the layout that the backend's operations require, with a `name`.
 Weight: TypeAlias = Any
 
 Host: TypeAlias = npt.NDArray[Any]
@@ -46,11 +46,11 @@ class Program(Protocol):
         """Record this thread's operations. Raises OperandError if already recording."""
 
     def run(self) -> None:
-        """Run in order. Raises OperandError for array values out of range."""
+        """Run the operations in order. Raises OperandError for array values out of range."""
 
 
 class KeyValuePool(Protocol):
-    """Blocks of one layer's cache (native/cache_format.h); different threads may write different blocks."""
+    """Blocks of one layer's KV cache (native/cache_format.h); different threads may write different blocks."""
 
     @property
     def nbytes(self) -> int: ...
@@ -62,10 +62,10 @@ class KeyValuePool(Protocol):
         """Return a block's bytes. Raises OperandError."""
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Write the result of `read_block`. Raises OperandError."""
+        """Write a block's bytes, in the format of `read_block`. Raises OperandError."""
 
     def block_memory(self, block: int) -> list[memoryview] | None:
-        """Return a block's writable memory in the order of `read_block`, or None if inaccessible."""
+        """Return a block's writable memory in the order of `read_block`, or None if the host cannot access it."""
 
     def copy_block(self, source: int, target: int) -> None: ...
 
@@ -116,7 +116,7 @@ class Backend(Protocol):
         """Prepare a tensor for operations; its file must stay open."""
 
     def weight_arena(self, size_bytes: int, count: int, *, is_requested: bool) -> WeightArena | None:
-        """Reserve memory for `count` weights; return None if reading would not get faster. Raises QTensorError.
+        """Reserve memory for `count` weights; return None if this would not speed up reading. Raises QTensorError.
 
         is_requested: whether the user requested packed weights, which may be slower for some batches.
         """
@@ -167,7 +167,7 @@ class Backend(Protocol):
         """table = factor * (cos, sin) of position * frequency."""
 
     def rope(self, x: Array, positions: Array, table: tuple[Array, Array], *, adjacent: bool) -> None:
-        """Rotate x in place by rows `positions` of the table. adjacent: rotate pairs (2i, 2i + 1)."""
+        """Rotate x in place by rows `positions` of the table. adjacent: rotate pairs (2i, 2i + 1), not (i, i + D/2)."""
 
     def store_key_values(
         self,

@@ -1,1 +1,1 @@
-"""Readable numpy implementations of formats and operations, the reference for the kernels."""
+"""Readable numpy implementations of formats and operations: the reference for the kernels."""

@@ -59,7 +59,8 @@ def _columns(x: Floats, group: int) -> Floats:
 
 
 def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
-    # Fits scale and minimum (n,), both >= 0, so that scale * q - minimum approximates x, for q in 0..top. x, w (32, n).
+    # Fits scale and minimum (n,), both >= 0, so that scale * q - minimum approximates x, with integers q in 0..top. x
+    # and w have shape (32, n).
     low = np.minimum(x.min(axis=0), np.float32(0))
     y = x - low  # nonnegative, which limits cancellation in the differences below
     spread = y.max(axis=0)
@@ -214,7 +215,7 @@ def _dequantize_blocks(format: Format, b: Bytes) -> Floats:
 
 
 def split_blocks(format: Format, rows: Bytes) -> Bytes:
-    """Reshape to (n, block_bytes). Raises OperandError for incomplete blocks."""
+    """Reshape rows to (n, block_bytes). Raises OperandError for incomplete blocks."""
     if rows.dtype != np.uint8 or rows.ndim < 1 or rows.shape[-1] % format.block_bytes:
         raise OperandError(f"{rows.dtype} {rows.shape} does not consist of whole {format.name} blocks")
     return rows.reshape(-1, format.block_bytes)
@@ -238,7 +239,7 @@ def half_bytes(values: Floats) -> Bytes:
 
 
 def pack_scales(scales: Integers, mins: Integers) -> Bytes:
-    """Pack (n, 8) scales and mins to the 12 bytes of Q4_K and Q5_K (see unpacked_blocks.py)."""
+    """Pack (n, 8) scales and mins into the 12 bytes of Q4_K and Q5_K (see unpacked_blocks.py)."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
@@ -390,7 +391,7 @@ def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
 
 
 def quantize_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
-    """Quantize in blocks of 32. Raises OperandError for incomplete blocks."""
+    """Quantize activations (M, K) float32 in blocks of 32. Raises OperandError for incomplete blocks."""
     return Q8x32Blocks(*_quantize_activations(x, 32))
 
 

@@ -1,11 +1,11 @@
-"""KV formats of 8 bits or less and attention over them, bit-identical to the kernels.
+"""KV formats of at most 8 bits, and attention over caches in these formats, bit-identical to the kernels.
 
 A head's vector is rotated, and each of its values is rounded to a level (an integer in -127..127) times the vector's
 half-precision scale. With 8 bits, every integer in this range is a level; formats with fewer bits have a table of
 levels fitted to a Gaussian (Lloyd 1957, Max 1960).
 
-Blocks hold 128 positions, packed as native/cache_format.h defines. Shapes: L rows, S positions, H query heads, KH
-key-value heads, D head size.
+Blocks hold 128 positions, packed as native/cache_format.h defines. Shapes: L rows, S positions, H query heads, KH KV
+heads, D head size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEVELS: dict[int, list[int]] = {
     4: [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127],
     3: [-127, -79, -45, -14, 14, 45, 79, 127],
 }
-SIGMAS = {4: 2.7326, 3: 2.1520}  # by bits: the outermost level, in standard deviations of the Gaussian
+SIGMAS = {4: 2.7326, 3: 2.1520}  # number of bits -> outermost level, in standard deviations of the Gaussian
 LOG2E = np.float32(1.44269504)
 EXP2 = [0.001326472731307149, 0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.6931470036506653, 1.0]
 
@@ -98,7 +98,7 @@ def _to_levels(x: Floats, bits: int) -> RoundedVectors:
 
 
 def fold16_chain(a: Floats, b: Floats) -> Floats:
-    """Return sum(a * b) over the last axis: fused multiply-adds in sixteen lanes, then a tree of sums."""
+    """Return sum(a * b) over the last axis, using fused multiply-adds in sixteen lanes, then a tree of sums."""
     a, b = (part.reshape(*part.shape[:-1], -1, 16) for part in (a, b))
     lanes = np.zeros((*a.shape[:-2], 16), np.float32)
     for i in range(a.shape[-2]):
@@ -163,7 +163,7 @@ def _attend(q: Floats, k: RoundedVectors, v: RoundedVectors, scale: np.float32) 
 
 
 def _attend_tile(s: Floats, v: RoundedVectors, state: _State) -> _State:
-    # Scores s (H, n) and values v (H, n, D) of one tile.
+    # Adds one tile, with scores s (H, n) and values v (H, n, D), to the running softmax.
     peak = np.maximum(state.peak, s.max(axis=-1))
     correction = exp2(state.peak - peak)
     p = exp2(s - peak[:, None])

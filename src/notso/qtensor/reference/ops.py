@@ -2,7 +2,7 @@
 
 `matmul_q8k` does the same float operations as the kernels, so its results are bit-identical to theirs. Most other
 functions compute in float64 and round once; their results are compared with tolerances. Shapes: M or L rows, K inputs,
-N outputs, S stored positions, H query heads, KH key heads, D head size.
+N outputs, S stored positions, H query heads, KH KV heads, D head size.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def inverse_frequencies(size: int, theta: float) -> Doubles:
 def yarn_frequencies(
     size: int, theta: float, factor: float, original_positions: int, beta_fast: float = 32, beta_slow: float = 1
 ) -> tuple[Doubles, float]:
-    """Return YaRN's frequencies, and its factor for cos and sin (Peng et al. 2023)."""
+    """Return YaRN's frequencies and its factor for cos and sin (Peng et al. 2023)."""
 
     # Frequencies with more than `beta_fast` turns over the original context length are kept, and those with fewer than
     # `beta_slow` turns are divided by `factor`; those in between are interpolated linearly.
@@ -239,7 +239,7 @@ def rope(
 
 def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
     """Return causal attention of q (L, H, D) over k, v (S, KH, D). start: position of q[0]."""
-    # Query head h reads key head h // (H / KH). Keys from start + L on are ignored. `scale` defaults to 1 / sqrt(D).
+    # Query head h reads KV head h // (H / KH). Keys from start + L on are ignored. `scale` defaults to 1 / sqrt(D).
     _require_operand(
         q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree"
     )

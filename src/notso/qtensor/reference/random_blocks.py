@@ -1,7 +1,7 @@
 """Fast generation of random blocks for synthetic models, kernel tests and checks of devices.
 
-The integers of quantized formats are random bytes. Scales and minima are chosen so that values have a mean near 0, like
-trained weights, and the given standard deviation.
+The integers of quantized formats are random bytes. Scales and minima are chosen so that values have the given standard
+deviation and, like trained weights, a mean near 0.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def random_bytes(rng: np.random.Generator, count: int) -> Bytes:
 
 
 def random_blocks(format: Format, count: int, rng: np.random.Generator, std: float = 0.02) -> Bytes:
-    """Return valid blocks (count, block_bytes) uint8, with values of standard deviation `std`."""
+    """Return valid blocks, uint8 (count, block_bytes), whose values have the standard deviation `std`."""
     if format in (F32, F16, BF16):
         numbers = rng.standard_normal((count, 1), np.float32) * np.float32(std)
         return quantize(format, numbers)
@@ -104,7 +104,7 @@ def random_blocks(format: Format, count: int, rng: np.random.Generator, std: flo
 
 
 def write_halves(format: Format, packed: Bytes, halves: Floats) -> None:
-    """Write half-precision numbers (n, numbers per block) into blocks."""
+    """Write half-precision numbers, shape (blocks, numbers per block), into blocks."""
     bits = halves.astype("<f2").view("<u2")
     for start, column in zip(HALVES[format], bits.T, strict=True):
         if format == IQ1_M:
@@ -149,4 +149,4 @@ def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[i
         return 0, np.concatenate([half_bytes(d), half_bytes(d * np.float32(-_MEAN_4))], axis=1)
     if format == Q4_0:
         return 0, half_bytes(d)
-    raise OperandError(f"no random blocks of {format.name}")
+    raise OperandError(f"random blocks of {format.name} are not supported")

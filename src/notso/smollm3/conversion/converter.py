@@ -33,7 +33,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def tensor_format(mix: str, name: str, shape: Sequence[int], layers: int, *, is_tied: bool) -> Format:
-    """Return a tensor's format in a file of type `mix`. Raises InvalidRequestError unless rows are whole blocks."""
+    """Return a tensor's format in a file of type `mix`. Raises InvalidRequestError for incomplete blocks."""
     format = format_in(mix, name.removesuffix(".weight"), len(shape), layers, is_tied=is_tied)
     columns = shape[-1]
     if columns % format.block_values:

@@ -268,7 +268,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
             f"{CONFIG}: RoPE scaling of type {quoted(kind)} is not supported; the only supported type is yarn"
         )
     context = config["max_position_embeddings"]
-    original = config.get("original_max_position_embeddings")  # as in transformers, takes precedence over `rope`
+    original = config.get("original_max_position_embeddings")  # takes precedence over `rope`, as in transformers
     original = rope.get("original_max_position_embeddings", context) if original is None else original
     if type(original) is not int or not 0 < original < 1 << 31:
         raise ModelFileError(
@@ -302,7 +302,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
         entries[f"{prefix}.attn_factor"] = attention / usual, "float32"
     for name in ("beta_fast", "beta_slow"):
         beta = rope.get(name)
-        if beta:  # as in transformers, 0 means unset
+        if beta:  # 0 means unset, as in transformers
             _check_range(f"rope.scaling.yarn_{name}", name, _number(name, beta))
             entries[f"{prefix}.yarn_{name}"] = float(beta), "float32"
     truncate = rope.get("truncate", YarnRamp().truncate)

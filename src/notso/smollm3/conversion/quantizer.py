@@ -33,8 +33,8 @@ def quantize(
 
     text: name and content of a text on which to measure importance (see importance.py).
 
-    Raises the errors of `convert`, GGUFError, KernelChoiceError for unusable `threads`, or InvalidRequestError for too
-    short a text. No file is created on error.
+    Raises the errors of `convert`, GGUFError, KernelChoiceError for unusable `threads`, or InvalidRequestError if the
+    text is too short. No file is created on error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")

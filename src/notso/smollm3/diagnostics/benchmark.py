@@ -78,14 +78,14 @@ class EngineMeter:
         self._contexts: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
-        """Return the seconds of each step (prefill: in total). Raises EngineError."""
+        """Return each step's duration in seconds (prefill: the total). Raises EngineError."""
         kind, tokens, last = task
         if kind == "prefill":
             return [self._prefill(tokens, last)]
         return self._decode(tokens, last) if kind == "decode" else self._batch(last, tokens)
 
     def first_token_s(self, depth: int) -> float:
-        """Return the seconds to the first generated token after `depth` tokens of context and 16 new ones."""
+        """Return the seconds to the first generated token, with `depth` cached and 16 new prompt tokens."""
         prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
         started = time.perf_counter()
         return self.run_watched(prompt, 1).times[0] - started

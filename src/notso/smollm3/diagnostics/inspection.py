@@ -212,7 +212,7 @@ def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
 
 
 def weight_bytes_per_token(tensors: Mapping[str, QTensor], weights: SmolLM3Weights) -> int:
-    """Return the bytes of weights read to decode a token."""
+    """Return the number of weight bytes that decoding a token reads."""
     # Decoding reads one row of the embedding, and all other weights. A tied embedding is also the output head, which is
     # read completely.
     read: int = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes

@@ -50,7 +50,7 @@ def exclude_device(backend: Backend, error: DeviceError) -> None:
 
 
 def weights_bytes(file: GGUFFile, backend: Backend) -> int:
-    """Return the bytes of the weights on a device. Raises DeviceError for an unsupported format."""
+    """Return the weights' size in bytes on a device. Raises DeviceError for an unsupported format."""
     return sum(backend.weight_bytes(tensor) for tensor in file.tensors.values())
 
 

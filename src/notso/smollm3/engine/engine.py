@@ -100,7 +100,7 @@ def model_path(model: str | None) -> Path:
         is_folder = stat.S_ISREG(file_type(path / "config.json"))
         is_path = file_type(path) != 0 or path.is_absolute() or path.suffix == ".gguf"
     except OSError as error:
-        # A name that is not a path also causes this error if the current folder is not searchable.
+        # This error also occurs if the name is not a path and the current folder is not searchable.
         if os.path.lexists(path):
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
         is_folder = is_path = False
@@ -274,7 +274,7 @@ class Engine:
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
-        """Wait until the weights are in their final place."""
+        """Wait until the weights are in their final location."""
         self._placement.finished.wait(timeout_s)
 
     def stats(self) -> EngineStats:
@@ -447,7 +447,7 @@ class Engine:
         request, check = self._inputs.build_verification(receipt, receipt_options(receipt), adapter)
         if receipt["answer"]["ids"]:
             self._core.submit(request)
-            if request.generation.result().finish_reason == "cancelled":  # the engine was closed meanwhile
+            if request.generation.result().finish_reason == "cancelled":  # the engine was closed in the meantime
                 raise EngineError(CLOSED)
         return check.end()
 
@@ -547,7 +547,7 @@ class Engine:
             for generation in generations:
                 generation.result()
                 vector = next((event.embedding for event in generation.read() if event.kind == "embedding"), None)
-                if vector is None:  # the engine was closed meanwhile
+                if vector is None:  # the engine was closed in the meantime
                     raise EngineError(CLOSED)
                 vectors.append(vector)
         return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
@@ -643,7 +643,8 @@ class Engine:
 
 
 def _submit_in_order(submits: Sequence[Callable[[], Generation]]) -> Generator[Generation, None, None]:
-    # The caller takes a generation when the previous one has finished. Closing the generator stops all generations.
+    # The caller requests the next generation when the previous one has finished. Closing the generator stops all
+    # generations.
     generations: list[Generation] = []
     try:
         for index in range(len(submits)):
@@ -708,7 +709,7 @@ def _handle_device_loss(backend: Backend, callbacks: list[Callable[[], None]], e
 def _adopt_identity(
     core: EngineCore, offload: KVOffload, version: Callable[[bytes], bytes], identity: ModelIdentity
 ) -> None:
-    with suppress(EngineError):  # the engine was closed meanwhile
+    with suppress(EngineError):  # the engine was closed in the meantime
         core.post(lambda: offload.adopt(version(identity.current), map(version, identity.earlier)))
 
 

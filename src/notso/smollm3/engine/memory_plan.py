@@ -28,7 +28,7 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig
 from notso.smollm3.values.model_info import MemoryBudget
 
-# The cache of this context fits on almost every machine that has enough memory for the weights.
+# The cache for this context length fits on almost every machine that has enough memory for the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
 
 # Concurrent sequences, unless memory requires fewer.
@@ -92,7 +92,7 @@ class EnginePlan:
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
-    """Return the bytes of cache per token, over all layers."""
+    """Return the cache's size in bytes per token, over all layers."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
     return config.num_hidden_layers * config.num_key_value_heads * pair
 

@@ -151,7 +151,7 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
 
 
 def require_facts(receipt: Mapping[str, Any], facts: Mapping[str, Any], trained_tokens: int) -> None:
-    """Raise InvalidRequestError unless the receipt has these facts and this numerical code."""
+    """Raise InvalidRequestError unless the receipt has these `facts` and the current numerical code."""
     for name, current in facts.items():
         if _is_left_out(receipt, name) or (name == "adapter" and current is None):
             continue

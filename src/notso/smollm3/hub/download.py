@@ -31,7 +31,7 @@ from notso.system.processes import is_public_address
 if TYPE_CHECKING:
     import httpx2
 
-# Must be set before huggingface_hub is imported, or the library sends telemetry.
+# Must be set before huggingface_hub is imported; otherwise, the library sends telemetry.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 MAX_REDIRECTS = 5  # usually there is one, from the Hub to its content network
@@ -63,7 +63,7 @@ def stream_following_redirects(
     timeout: float,
     leave_origin: bool = True,
 ) -> Iterator[httpx2.Response]:
-    """Yield the final response of `url`, with its body unread, after validated redirects.
+    """Yield the final response of `url`, with its body unread, after following validated redirects.
 
     leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden URL
     or too many redirects, and httpx2.HTTPError.
@@ -362,7 +362,7 @@ def _resolve_url(file: KnownFile) -> str:
     require_safe(endpoint)
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     try:
-        # The headers of the Hub's redirect already contain the file's size and ETag, so it is not followed.
+        # The headers of the Hub's redirect already contain the file's size and ETag, so the redirect is not followed.
         with request_from_hub("HEAD", url, _UNCOMPRESSED, leave_origin=False) as response:
             if response.status_code >= 400:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")

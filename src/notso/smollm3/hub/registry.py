@@ -135,7 +135,7 @@ Verified = Literal["yes", "no", "wrong size", "built in"]
 Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
-DEMO_QUANTIZATION = "Q4_K_M"  # a constant, because the file name lacks it and reading the file is slow
+DEMO_QUANTIZATION = "Q4_K_M"  # a constant, because the file name does not contain it and reading the file is slow
 _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
@@ -340,7 +340,7 @@ def _installed(name: str) -> Path | None:
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     """Return the demo, SmolLM3 files in the cache and stores, and all GGUF files directly in `folders`.
 
-    Of each cached repository, the latest download comes first. What cannot be read is skipped.
+    Of each cached repository, the latest download comes first. Unreadable files and folders are skipped.
     """
     models = []
     demo = demo_path()

@@ -104,12 +104,12 @@ def _fetch_listing(repository: str) -> Mapping[str, Any]:
             for chunk in response.iter_bytes():
                 received += chunk
                 if len(received) > MAX_LISTING_BYTES:
-                    raise DownloadError(f"{endpoint} returned a list of {repository} that is too long")
+                    raise DownloadError(f"{endpoint} returned a file list for {repository} that is too long")
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(f"{endpoint} cannot be reached: {str(error) or type(error).__name__}") from error
     listing = json_or_none(received, is_strict=True)
     if not isinstance(listing, dict) or not isinstance(listing.get("siblings"), list):
-        raise DownloadError(f"{endpoint} returned an invalid list of {repository}")
+        raise DownloadError(f"{endpoint} returned an invalid file list for {repository}")
     return listing
 
 

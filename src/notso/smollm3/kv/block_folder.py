@@ -243,7 +243,7 @@ class BlockFolder:
             if not _OURS.fullmatch(entry.name):
                 continue
             if entry.name.endswith(BlockName.SUFFIX):
-                with suppress(FileNotFoundError):  # the writer may remove it meanwhile
+                with suppress(FileNotFoundError):  # the writer may have removed it
                     status = entry.stat(follow_symlinks=False)
                     found.append((status.st_mtime_ns, entry.name, status.st_size))
             elif sweep:
@@ -254,7 +254,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # files of no conversation; eviction would never remove them
+                for text in lost:  # files that belong to no conversation; eviction would never remove them
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:
@@ -307,7 +307,7 @@ class BlockFolder:
             # After a change, the folder is scanned once more: files added within the same clock tick do not change its
             # modification time again.
             self._has_changed = changed != self._changed
-            self._changed = changed  # taken before the scan, so changes during the scan are noticed next time
+            self._changed = changed  # taken before the scan, so the next scan detects changes made during this one
             self._clear_index()
             self._scan(sweep=False)
 

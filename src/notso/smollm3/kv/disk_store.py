@@ -269,7 +269,7 @@ class DiskStore:
         with self._wake:
             name = self._folder.usable.get((hash, is_partial))
         if name is not None:
-            with suppress(OSError):  # `read_into` will report it
+            with suppress(OSError):  # `read_into` reports the error
                 prefetch_file(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:

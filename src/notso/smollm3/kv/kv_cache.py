@@ -39,7 +39,7 @@ _writing = threading.Lock()  # several engines of one process can share the fold
 
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
-    """Return whether most weights are floats or 8-bit."""
+    """Return whether most weights are stored as floats or in 8 bits."""
     # For such weights, an 8-bit cache would cause more error than their quantization (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
@@ -81,7 +81,7 @@ def _key(file: GGUFFile, context_tokens: int | None) -> str:
 
 
 # The system allocates memory when it is first touched, which takes milliseconds for a large page. If blocks were first
-# touched when they are used, one step could need a new page in every layer. Therefore, memory is touched AHEAD_BLOCKS
+# touched when they were used, one step could need a new page in every layer. Therefore, memory is touched AHEAD_BLOCKS
 # blocks ahead, in at most MOST_LAYERS layers between two steps.
 AHEAD_BLOCKS = 4
 MOST_LAYERS = 6
@@ -171,7 +171,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch a few layers of the next block. Return False if enough blocks (at least `blocks`) are touched."""
+        """Touch a few layers of the next block. Return False if enough blocks (at least `blocks`) have been touched."""
         return self._touches_while_idle and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:

@@ -1,7 +1,7 @@
 """Identity of a model file by its content. Cached blocks stay valid if the file is copied or gets new timestamps.
 
 The sampled identity of a file is a hash of its inode, times and size, and of samples of each tensor. It is fast to
-compute, and is used until the SHA-256 of the file is known. Changed content gets another sampled identity, because
+compute, and is used until the SHA-256 of the file is known. Changed content has a different sampled identity, because
 every write changes the ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the cache
 folder together with the sampled identity, so that blocks written under this sampled identity stay usable.
 """
@@ -68,7 +68,7 @@ class IdentityWorker:
             self.identity = _identity(self.sha256, entries)
 
     def start(self, is_idle: Callable[[], bool], on_known: Callable[[ModelIdentity], None]) -> None:
-        """Unless the digest is known, start a thread that computes it while `is_idle()`, then calls `on_known`."""
+        """Unless the digest is known, start a thread that computes it while `is_idle()`, and then calls `on_known`."""
         if self.sha256 is None:
             self._thread = threading.Thread(
                 target=self._run, args=(is_idle, on_known), name="notso-model-digest", daemon=True

@@ -31,7 +31,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 RETRY_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk; a default context has as many
+READY_BLOCKS = 64  # maximum number of blocks touched before loads from disk; the default context has this many
 
 MOST_READERS = 4  # maximum threads that load blocks
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _PendingBlock:
-    # A block to write to disk if it still holds `tokens` in the same context (`parent_hash`).
+    # A block to write to disk if it still contains `tokens` in the same context (`parent_hash`).
     hash: bytes
     parent_hash: bytes
     tokens: list[int]
@@ -169,7 +169,7 @@ class KVOffload:
         if load.is_partial:
             expected, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
             if tokens[: len(expected)] != expected:
-                return False  # the file was replaced meanwhile
+                return False  # the file has been replaced
         found = self._cache.load_block(
             load.block,
             lambda memory: (

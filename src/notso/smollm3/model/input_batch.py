@@ -12,7 +12,7 @@ from notso.smollm3.model.lora import MAX_RANK, AdaptedRows
 
 Numbers = Sequence[int]
 
-SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")  # one row per sampled token
+SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")  # arrays of sampled tokens
 SHARED = ("backend", "adapted", "inner")  # attributes that `part` does not slice
 MOST_INNER = 3  # maximum number of an adapter's A matrices with the same input (those of q, k and v)
 

@@ -239,7 +239,8 @@ def _matches_layer_list(pattern: Any) -> bool:
 
 
 def _module_matcher(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    # value: a list of names or suffixes, a regular expression for whole names, or None (the matcher returns `none`).
+    # value: a list of names or suffixes, a regular expression for whole names, or None, for which the matcher always
+    # returns `none`.
     if value is None or (key == "exclude_modules" and value in OFF):
         return lambda module: none
     if isinstance(value, str):
@@ -275,9 +276,9 @@ def _compile_expression(key: str, pattern: str, *, at_end: bool = False) -> Call
 
 
 def _has_one_meaning(pattern: str, *in_peft: str) -> bool:
-    # Returns whether a pattern, if Rust's regular expressions accept it, means the same in Python's, which PEFT
-    # uses. Python has no set operations, nested sets, word boundaries like \< and \b{start}, or spaces in
-    # counts; Rust has no possessive quantifiers. Non-ASCII ranges would take long to compile.
+    # Returns whether a pattern that Rust's regular expressions accept means the same in Python's, which PEFT uses.
+    # Python has no set operations, nested sets, word boundaries like \< and \b{start}, or spaces in counts; Rust has no
+    # possessive quantifiers. Non-ASCII ranges would take long to compile.
     if len(pattern) > MAX_PATTERN_CHARACTERS or not pattern.isascii() or _FOREIGN.search(pattern):
         return False
     plain = re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern))  # without escapes and sets

@@ -1,10 +1,10 @@
 """SmolLM3's forward pass.
 
 x = E[token]; for each layer x += attention(norm(x)) and x += feed_forward(norm(x)); logits = E norm(x). Specific to
-SmolLM3: grouped queries (4 heads share keys and values), no position encoding in every fourth layer (NoPE), and an
-output head tied to the embedding. Weights stay in the file's block formats.
+SmolLM3: grouped-query attention (4 query heads share a KV head), no position encoding in every fourth layer (NoPE), and
+an output head tied to the embedding. Weights stay in the file's block formats.
 
-Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH key-value heads, D head dimension, V vocabulary.
+Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH KV heads, D head dimension, V vocabulary.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class WeightPlacement:
         return f"promoting {100 * self._adopted // self._total} %"
 
     def stop(self) -> None:
-        """Stop copying; adopted layers stay."""
+        """Stop copying; adopted layers stay in use."""
         self._stopping.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join()

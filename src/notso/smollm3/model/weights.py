@@ -38,7 +38,7 @@ def has_more_bits(layer: int, layers: int) -> bool:
 
 
 def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: bool) -> Format:
-    """Return a tensor's format in a file of type `mix`, such as Q4_K_M or Q8_0. `name`: without `.weight`."""
+    """Return a tensor's format in a file of type `mix`, such as Q4_K_M or Q8_0. `name` lacks `.weight`."""
     if dimensions == 1:
         return F32
     if mix not in MIXED:

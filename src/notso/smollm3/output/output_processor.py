@@ -80,7 +80,7 @@ class LogprobAlignment:
         return rest
 
     def consume(self, span: Span) -> list[Share]:
-        """Return the shares of a span and of the hidden text before it. Spans must be in order."""
+        """Return the tokens' shares of a span and of the hidden text before it. Spans must be in order."""
         shares: list[Share] = []
         end = span.start + len(span)
         while self._tokens and self._tokens[0][0] < end:

@@ -3,7 +3,7 @@
 A block holds the keys and values of 128 positions in every layer. They depend only on the tokens up to the block's end,
 so a block is identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep
 their content until they are evicted in LRU order, so continued chats, shared system prompts and edited messages reuse
-their common prefix.
+cached prefixes.
 
 A block records the conversations that computed or used it, and is dropped when all of them have been evicted. A
 "reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading. Such a

@@ -1,6 +1,6 @@
 """Speculative decoding without a draft model: n-gram lookup in the prompt and the answer.
 
-If the last tokens of the text occur earlier (a match), the tokens that followed them there are the draft: a guess of
+If the last tokens of the text occur earlier (a match), the tokens that followed them there are the draft: a guess at
 the next tokens. Draft tokens are computed in the same step as the next token of the answer. Every position is sampled
 as it would be without a draft, and draft tokens that equal the sampled ones are accepted, so drafts affect the speed
 but never the text.

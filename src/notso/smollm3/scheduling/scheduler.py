@@ -29,7 +29,7 @@ FEW_ROWS = 8
 # counts only if its owner had at least as many running sequences as the owner of the waiting sequence.
 MAX_STARVATION = 16
 
-# Maximum blocks loaded from disk between two steps: running chats wait for these loads.
+# Maximum number of blocks loaded from disk between two steps, because running chats wait for these loads.
 LOADS_PER_STEP = 8
 
 
@@ -226,7 +226,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _scored_rows(self, plan: Plan) -> int:
-        # Keeps a row with logits for each sequence that is not yet planned.
+        # Reserves a row with logits for each sequence that is not yet planned.
         others = len(self.running) - len(plan.chunks) - 1
         return max(1, MAX_SAMPLED - plan.sampled_rows - others)
 
@@ -303,7 +303,7 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        # A block that matches in its first tokens is extended in place if all of its tokens match and it is not in use.
+        # A block whose first tokens match is extended in place if all of its tokens match and it is not in use.
         # Otherwise, it is copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)
@@ -377,7 +377,7 @@ def _sort_key(sequence: Sequence) -> tuple[int, int]:
 TILE_ROWS = 16  # kernels process rows in tiles, so durations are recorded by number of tiles
 LEAST_TOKENS = 9  # smallest prefill: sequences with fewer pending tokens are decoding (FEW_ROWS)
 
-# A timing is dropped after this many steps, when prompts may have become longer.
+# A timing is dropped after this many steps, because prompts may have become longer.
 REMEMBERED_STEPS = 64
 
 OUTLIER = 2.0  # cap on a timing, as a multiple of the moving average

@@ -2,5 +2,5 @@
 
 import os
 
-# Must be set before transformers and TRL import huggingface_hub, or it sends telemetry.
+# Must be set before transformers and TRL import huggingface_hub, which otherwise sends telemetry.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

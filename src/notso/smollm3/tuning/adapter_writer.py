@@ -56,7 +56,7 @@ def _is_near(halves: Floats, values: Floats) -> bool:
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
     """Write `base` with the adapter merged in, quantized as `mix`; return the size of its tensors in bytes.
 
-    Raises the errors of `write_adapter`, and InvalidRequestError if rows are not whole blocks.
+    Raises the errors of `write_adapter`, and InvalidRequestError for incomplete blocks.
     """
     with GGUFFile.open(base) as file:
         config = SmolLM3Config.from_metadata(file.metadata)

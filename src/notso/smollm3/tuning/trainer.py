@@ -102,7 +102,7 @@ def require_libraries() -> None:
 
 
 def run_start_date(folder: Path) -> date | None:
-    """Return the date when a run started, or None."""
+    """Return the date on which a run started, or None."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -200,4 +200,4 @@ class AdapterInfo:
     rank: int  # largest rank of its matrices
     size_bytes: int
     matrices: int
-    digest: str = ""  # of the scaled values
+    digest: str = ""  # hash of the scaled values

@@ -1,4 +1,4 @@
-"""Upper limits of the speed of kernels on this machine: memory bandwidth and byte multiplications per second."""
+"""Upper limits of kernel speed on this machine: memory bandwidth and byte multiplications per second."""
 
 from __future__ import annotations
 

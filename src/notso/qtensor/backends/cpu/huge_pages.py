@@ -30,7 +30,7 @@ COPY_BYTES = 8 << 20  # bytes copied per numpy call; each call releases the inte
 SLAB_ROWS = 64  # rows per slab (native/packed_weights.h); tensors with fewer rows are not packed
 SUPER_BLOCK = 256  # values of a row in a packed block
 
-LARGE_BYTES = 4 << 20  # minimum size for huge pages; smaller memory would waste much of the last page
+LARGE_BYTES = 4 << 20  # minimum size for huge pages; smaller allocations would waste much of the last page
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
@@ -90,11 +90,11 @@ class HugePageArena:
 
     @property
     def layout(self) -> str:
-        """ "packed" if a tensor is packed, else "hugepages"."""
+        """ "packed" if any tensor is packed, else "hugepages"."""
         return "packed" if self._packed else "hugepages"
 
     def copy(self, *tensors: QTensor) -> tuple[QTensor | PackedTensor, ...]:
-        """Copy tensors into this arena; interleave their slabs if all can be packed and have equally many rows.
+        """Copy tensors into this arena; interleave their slabs if all can be packed and have the same number of rows.
 
         Raises QTensorError if the arena is full.
         """

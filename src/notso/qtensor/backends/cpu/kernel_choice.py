@@ -82,7 +82,7 @@ def _choice_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        raise KernelChoiceError(str(error)) from error  # the cause is evaluated by `is_memory_shortage`
+        raise KernelChoiceError(str(error)) from error  # `is_memory_shortage` evaluates the cause
 
 
 def work_shares() -> list[int]:

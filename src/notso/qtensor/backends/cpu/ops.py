@@ -1,14 +1,14 @@
-"""Operations on arrays and quantized tensors, with results in arrays that the caller provides.
+"""Operations on arrays and quantized tensors. Results are written to arrays that the caller provides.
 
 Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. The content of
 arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
-specifies the arithmetic of each operation, and every kernel family gives the same bits.
+specifies the arithmetic of each operation, and all kernel families produce bit-identical results.
 
 Inside `with program.record():`, operations are not computed but recorded, with references to their arrays;
 `program.run()` replays them with the arrays' current contents, in one native call without the interpreter lock.
 
-Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
-D head dimension, M gathered rows.
+Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH KV heads, D head dimension, M
+gathered rows.
 """
 
 from __future__ import annotations
@@ -235,15 +235,15 @@ def attention(
 
     Row i attends to positions 0..positions[i] of its sequence, whose keys and values must already be stored.
     """
-    # Query head h reads head h // (H / KH) of the keys and of the values. With a format below 8 bits, a row at position
-    # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the
-    # tables must have blocks for all tiles that are read.
+    # Query head h reads KV head h // (H / KH). With a format below 8 bits, a row at position p reads tile 0 and tile p
+    # // 128 from the window pool (see `store_key_values`), and all other tiles from `pool`; the tables must have blocks
+    # for all tiles that are read.
     _check_array("q", q, np.float32, 3)
     _check_array("out", out, np.float32, q.shape, writeable=True)
     _check_positions(q.shape[0], positions, sequences, tables)
     kv_heads = pool.kv_heads if isinstance(pool, KeyValuePool) else 0
     if q.shape[1] == 0 or kv_heads == 0 or q.shape[1] % kv_heads:
-        raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} heads of keys and values")
+        raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} KV heads")
     _check_pool(pool, kv_heads, q.shape[2])
     others = _window_arguments(pool, tables, window)
     _check_no_overlap("out", out, q, positions, sequences, tables, pool.data, *others)

@@ -1,7 +1,7 @@
 """Arrays and weights in device memory.
 
-Only the host writes integer arrays (row numbers, positions, block tables), so it keeps a copy of each. It checks the
-copies before a step, as on the CPU, and uploads all changes once per step.
+Only the host writes integer arrays (row numbers, positions, block tables), so a host copy of each always has the
+current values. Before each step, the copies are checked, as on the CPU, and all changes are uploaded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DeviceArray:
 
     @property
     def numbers(self) -> npt.NDArray[np.int32]:
-        """Values of an integer array. Raises OperandError for other arrays."""
+        """The values of an integer array. Raises OperandError for other arrays."""
         if self.mirror is None:
             raise OperandError("an integer array is required")
         begin = self.offset // 4
@@ -94,7 +94,7 @@ class DeviceArray:
 
 
 class DeviceWeight:
-    """A weight in the layout of the CUDA kernels. Raises DeviceError."""
+    """A weight in the CUDA kernels' layout. The constructor raises DeviceError."""
 
     def __init__(self, device: Device, tensor: QTensor) -> None:
         self.memory = DeviceMemory(device, weight_bytes(tensor))

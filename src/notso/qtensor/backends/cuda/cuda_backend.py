@@ -1,8 +1,8 @@
 """CUDA backend. Arrays are in device memory; uploads and downloads copy them.
 
-Operations check shapes when they are called and array contents before they launch kernels (native/cuda/launches.h).
-Results are bit-identical to the CPU's. The host waits until the device has finished its work only in downloads and
-uploads of weights, and when memory or a graph is freed.
+Operations check shapes when they are called, and array contents before they launch kernels (see
+native/cuda/launches.h). Results are bit-identical to the CPU's. The host waits for the device only when it downloads
+arrays, uploads weights, or frees memory or a graph.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is combined with its output, num
 
 
 class CUDA:
-    """GPU `number`. Raises DeviceError if it is unusable."""
+    """Backend for the GPU with index `number`. Raises DeviceError if it is unusable."""
 
     # Methods may raise DeviceMemoryError or DeviceLostError. After a DeviceLostError, the backend is unusable.
     threads = 1
@@ -81,7 +81,7 @@ class CUDA:
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unflushed = dict[int, Any]()  # by id: host copies (`HostMirror`) with changes that are not uploaded yet
+        self._unflushed = dict[int, Any]()  # by id: host copies (`HostMirror`) with changes that have not been uploaded
 
     @property
     def kernels(self) -> str:
@@ -155,7 +155,7 @@ class CUDA:
         return Program(self)
 
     def _dispatch(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
-        # Launches get the number of tiles that `check` returns; only attention uses it.
+        # Launches receive the number of tiles that `check` returns; only attention uses it.
         if self.recording is not None:
             self.recording.add(key, check, launch, used)
             return
@@ -289,7 +289,7 @@ class CUDA:
         _expect_shape("out", out, q.shape)
         _expect_shape("q", q, (positions.size, heads, pool.head_dim))
         if heads % pool.kv_heads:
-            raise OperandError(f"{heads} query heads cannot share {pool.kv_heads} heads of keys and values")
+            raise OperandError(f"{heads} query heads cannot share {pool.kv_heads} KV heads")
         key, places = _place_arguments(positions, sequences, tables, pool, window)
         facts = places, pool.facts, (window[1] if window else pool).facts, float(scale), out.address
         if rows:
@@ -322,7 +322,7 @@ Window: TypeAlias = tuple[DeviceArray, DevicePool]
 
 
 def check_below(what: str, array: DeviceArray, limit: int) -> None:
-    """Raise OperandError for a value outside 0..limit-1."""
+    """Raise OperandError if a value is outside 0..limit-1."""
     numbers = array.numbers
     wrong = (numbers < 0) | (numbers >= limit)
     if wrong.any():

@@ -1,4 +1,4 @@
-"""Devices, memory and graphs of the CUDA driver. Its errors are converted to those in qtensor/errors.py."""
+"""Devices, memory and graphs of the CUDA driver. Its errors are converted to the classes in qtensor/errors.py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from notso.qtensor.tensor import QTensor
 
-# The CUDA driver's library, loaded only when a GPU is requested or the driver is looked for.
+# The CUDA driver's library, loaded only when a GPU is requested or when `has_cuda_driver` checks for it.
 LIBRARY = "libcuda.so.1"
 
-# Empty machine code: the native module then uses the code compiled into this build.
+# An empty array tells the native module to use the machine code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def has_cuda_driver() -> bool:
 
 
 def cuda_architectures() -> tuple[int, ...]:
-    """Return the GPU architectures with machine code in this build, if any."""
+    """Return the GPU architectures for which this build contains machine code."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
@@ -44,12 +44,12 @@ def weight_bytes(tensor: QTensor) -> int:
 
 
 def as_byte_array(values: npt.NDArray[Any]) -> Bytes:
-    """Return a contiguous array as bytes."""
+    """Return a contiguous array's memory as a uint8 view."""
     return values.reshape(-1).view(np.uint8)
 
 
 class Device:
-    """GPU `number`. Raises DeviceError if it is unusable."""
+    """The GPU with index `number`. Raises DeviceError if it is unusable."""
 
     # Every method may raise DeviceMemoryError and DeviceLostError.
     def __init__(self, number: int = 0) -> None:
@@ -63,7 +63,7 @@ class Device:
 
 
 class DeviceMemory:
-    """Device memory, freed with its last reference."""
+    """Device memory, freed when no reference to it remains."""
 
     def __init__(self, device: Device, size: int, *, zeroed: bool = False) -> None:
         self.device = device
@@ -84,7 +84,7 @@ class DeviceMemory:
 
 
 class Graph:
-    """Captured kernel launches, freed with the last reference."""
+    """Captured kernel launches, freed when no reference to them remains."""
 
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
         self._device = device

@@ -88,7 +88,7 @@ class _FusedLaunch:
 
 
 def fuse_launches(launches: Sequence[Launch]) -> list[Launch]:
-    """Return equivalent launches, with attention fused with the storing and rotations directly before it."""
+    """Return equivalent launches, with attention fused with the rotations and the storing directly before it."""
     fused: list[Launch] = []
     for launch in launches:
         fused.append(launch)
@@ -146,7 +146,7 @@ class Program:
         return len(self._launches)
 
     def add(self, key: Hashable, check: Check, launch: Launch, used: object) -> None:
-        # All layers read the same block table, so most checks are repeated. Of checks with equal keys, which are
+        # All layers read the same block table, so most checks are repetitions. Of checks with equal keys, which are
         # identical, only the first is kept.
         self._checks.setdefault(key, check)
         self._launches.append(launch)
@@ -182,7 +182,7 @@ class Program:
                 launch(tiles)
 
         graph = Graph(device, launch_all)
-        # None if scratch memory has moved during the capture, because earlier launches then contain its old address.
+        # None if scratch memory moved during the capture, because earlier launches then contain its old address.
         return graph if graph.scratch_moves == moves else None
 
 

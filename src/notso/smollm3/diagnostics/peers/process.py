@@ -71,7 +71,7 @@ class PeerProcess:
         for configuration in set(range(len(self.configurations))) - set(self._chosen.values()):
             self._send_task({"task": "clear", "configuration": configuration})
         if failed := set(tasks) - set(self._chosen):
-            raise EngineError(f"{self.name} failed at {', '.join(kind for kind, _, _ in sorted(failed))}")
+            raise EngineError(f"{self.name} could not run: {', '.join(kind for kind, _, _ in sorted(failed))}")
 
     def measure(self, task: Task) -> list[float]:
         """Return seconds per step. Raises EngineError."""
