@@ -37,7 +37,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
         return await anext(self._events)
 
     async def result(self) -> Completion:
-        """Wait for the complete answer and return it. Canceling the call stops the answer."""
+        """Wait for the complete answer and return it. Cancellation stops the answer."""
         generation = await self._start_once()
         try:
             return Completion.from_events([event async for event in _follow_events(generation)])
@@ -140,7 +140,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Await `Engine.chat`. Canceling the call stops the answer."""
+        """Asynchronous `Engine.chat`. Cancellation stops the answer."""
         return await self.stream(messages, *more, params=params, options=options, **settings).result()
 
     async def batch(
@@ -151,7 +151,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
-        """Await `Engine.batch`. Canceling the call stops the answers."""
+        """Asynchronous `Engine.batch`. Cancellation stops the answers."""
         each_conversation = split_batch(conversations)
         sampling, request_options = apply_settings(params, options, settings)
         turns = [conversation(each) for each in each_conversation]
@@ -179,12 +179,12 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Await `Engine.continue_text`. Canceling the call stops the answer."""
+        """Asynchronous `Engine.continue_text`. Cancellation stops the answer."""
         sampling, request_options = apply_settings(params, options, settings)
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, request_options)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
-        """Await `Engine.embed`. Canceling the call does not stop the computation."""
+        """Asynchronous `Engine.embed`. Cancellation does not stop the computation."""
         return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 def quoted(value: object) -> str:
-    """Quote and shorten a value from a file for a message."""
+    """Quote and shorten a file's value for an error message."""
     if isinstance(value, str) and len(value) > MAX_QUOTED_CHARACTERS:
         value = value[: MAX_QUOTED_CHARACTERS - 3] + "..."
     return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)

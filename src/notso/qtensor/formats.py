@@ -44,7 +44,7 @@ class KVBits:
         return (self.key + self.value) * head_dim // 8 + scales
 
 
-# Largest first, numbered as in native/cache_format.h.
+# KV formats, largest first, numbered as in native/cache_format.h.
 KV_FORMATS: dict[KVFormat, KVBits] = {
     "f16": KVBits(16, 16),
     "k8v8": KVBits(8, 8),

@@ -1,4 +1,4 @@
-"""Reader of GGUF files, versions 2 and 3. Files are memory-mapped; declared sizes are checked before allocations.
+"""Reader of GGUF files, versions 2 and 3. Files are memory-mapped; declared sizes are checked before allocation.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 
@@ -43,7 +43,7 @@ DEFAULT_ALIGNMENT: Final = 32
 MIN_ALIGNMENT: Final = 8  # GG6
 MAX_ALIGNMENT: Final = 4096  # GG6
 SHORT_TEXT_BYTES: Final = 1024  # longer strings are decoded on access
-MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: maximum product of dimensions, and maximum end of a tensor
+MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: maximum product of dimensions, and maximum end offset of a tensor
 SMALLEST_ENTRY: Final = 14  # a one-letter key, a type and a one-byte value
 SMALLEST_TENSOR: Final = 33  # a one-letter name, one dimension, a format and an offset
 

@@ -45,7 +45,7 @@ from notso.system.memory import huge_page_bytes, physical_memory
 # Length of a prompt of negligible cost, used for depth 0 (an empty context).
 SHORT_TOKENS = 8
 
-# New tokens of a prompt in time-to-first-token measurements.
+# Number of new (uncached) prompt tokens in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
 
 # Additional tokens per sequence of a batch, so that the first sequences still run when the last one starts.

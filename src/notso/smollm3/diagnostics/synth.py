@@ -52,7 +52,7 @@ class SyntheticShape:
             value = getattr(self, name)
             is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
             require(is_whole and 1 <= value <= limit, name, f"a whole number from 1 to {limit:,}")
-            object.__setattr__(self, name, int(value))  # small integers of numpy would overflow
+            object.__setattr__(self, name, int(value))  # numpy's small integer types could overflow
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise InvalidRequestError(
                 f"hidden ({self.hidden}) must be divisible into {self.heads} heads of even size", param="heads"

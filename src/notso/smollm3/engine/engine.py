@@ -114,7 +114,7 @@ def model_path(model: str | None) -> Path:
 
 
 def is_demo(model: str | None) -> bool:
-    """Return whether `model` means the bundled model."""
+    """Return whether `model` denotes the bundled model."""
     return model is None or (model.lower() == DEMO and not os.path.exists(model))  # noqa: PTH110 - raises no error
 
 

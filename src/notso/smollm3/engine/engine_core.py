@@ -1,7 +1,4 @@
-"""The engine thread, which accepts requests, runs steps, emits events, updates statistics and does idle-time work.
-
-For measurements, ContextLogits computes the logits after every token of a context, in pieces between engine steps.
-"""
+"""The engine thread, which accepts requests, runs steps, emits events, updates statistics and does idle-time work."""
 
 from __future__ import annotations
 
@@ -213,7 +210,6 @@ class EngineCore:
             raise EngineError("a subscriber's callback must not wait for the engine")
 
     def require_process(self) -> None:
-        """Raise EngineError in a forked child."""
         require_process(self._process)
 
     def stats(self, weight_placement: str) -> EngineStats:
@@ -573,7 +569,7 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes logits of one context at a time, without the prompt cache.
+    """Computes logits of one context at a time, in pieces between engine steps, without the prompt cache.
 
     batch_index: a row of the block table that no request uses.
     """

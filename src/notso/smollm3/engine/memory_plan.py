@@ -47,7 +47,7 @@ STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 # Memory of the interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
 
-# Part of PROCESS_BYTES that the process may already hold when an engine is planned. If it were counted twice, a model
+# Part of PROCESS_BYTES that the process may already use when an engine is planned. If it were counted twice, a model
 # for which there is room when the server starts would no longer fit when the server loads it.
 OWN_BYTES = PROCESS_BYTES // 2
 

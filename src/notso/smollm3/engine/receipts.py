@@ -64,7 +64,7 @@ def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str,
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
-    if "logit_bias" in changed:  # text, as in parsed JSON: numbers would be sorted differently
+    if "logit_bias" in changed:  # keys are text, as in JSON, because numbers would be sorted differently
         changed["logit_bias"] = {str(token): bias for token, bias in changed["logit_bias"].items()}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]

@@ -138,7 +138,7 @@ def _is_local(parts: SplitResult) -> bool:
 
 
 RETRIES = 5  # maximum consecutive failures without progress
-SPARE_BYTES = 64 << 20  # kept free on the disk
+SPARE_BYTES = 64 << 20  # disk space to keep free
 _CHUNK_BYTES = 1 << 20
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}

@@ -239,7 +239,7 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of a file's contents, named by hash."""
+    """Return the path of a file's blob, which is named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 

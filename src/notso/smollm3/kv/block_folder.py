@@ -323,7 +323,8 @@ class BlockFolder:
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True
-        # Other errors leave the file: it may be intact, for example if the process has too many open files.
+        # After other errors, the file is kept, because it may be intact, for example if the process has too many open
+        # files.
         if isinstance(error, DamagedBlockError) or getattr(error, "errno", None) in _NO_BLOCK:
             self.unlink(str(name))
 

@@ -132,7 +132,7 @@ class KVOffload:
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
         """Load blocks in parallel; return whether each was loaded."""
-        # Several threads, because checksums and page faults take more time than the disk.
+        # Uses several threads, because checksums and page faults take more time than the disk.
         threads = min(MOST_READERS, usable_processors(), len(loads))
         if threads < 2:
             return [self._load_or_mark_missing(load) for load in loads]
@@ -247,7 +247,7 @@ class KVOffload:
         try:
             if not (is_reused or is_evicted or self._queue_offer(offer)):
                 return False
-        except MemoryError:  # running answers need no disk cache
+        except MemoryError:  # running answers do not depend on the disk cache
             _log.warning("a block was not written to the disk cache, because memory is short")
         del self._offers[offer.block]
         return True

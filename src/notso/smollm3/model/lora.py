@@ -329,7 +329,7 @@ _log = logging.getLogger(__name__)
 def read_adapter(
     name: str, path: Path, config: SmolLM3Config, scale: float = 1.0, available_bytes: int | None = None
 ) -> Adapter:
-    """Read a GGUF file or PEFT folder; `scale` multiplies the file's own scale.
+    """Read an adapter's GGUF file or PEFT folder; `scale` multiplies the file's own scale.
 
     Raises AdapterFileError, or OutOfMemoryError if the tensors exceed `available_bytes`.
     """

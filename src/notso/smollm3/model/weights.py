@@ -75,7 +75,7 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
-# Groups of matrices, in the order of MATRICES. A step reads one row of each matrix of a group in turn.
+# Groups of matrices, in the order of MATRICES. A step reads the matrices of a group together, one row of each in turn.
 READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, without `blk.N.` and `.weight`.
 TENSOR_NAMES = {

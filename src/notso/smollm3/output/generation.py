@@ -101,7 +101,7 @@ class Generation:
         self._engine_changed()
 
     def write(self, events: list[Event], *, last: bool = False) -> None:
-        """Append events; `last` closes the log. A closed log ignores them."""
+        """Append events; `last` closes the log. A closed log ignores events."""
         if not events and not last:
             return
         with self._condition:

@@ -1,1 +1,1 @@
-"""Scheduling: choosing the rows and cache blocks of the next step. Does not access tensor data."""
+"""Scheduling: choosing the rows and cache blocks of the next step."""

@@ -116,7 +116,7 @@ class Scheduler:
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def on_load_failed(self, load: BlockLoad) -> None:
-        """Drop the block and all later blocks of the sequence; planned chunks become invalid."""
+        """Drop the block of a failed load and all later blocks of the sequence; planned chunks become invalid."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
@@ -134,7 +134,6 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation or reading; see `BlockPool.evict`."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True

@@ -31,7 +31,7 @@ class Recipe:
     learning_rate: float = 2e-4
     # Repetitions of each training row.
     epochs: int = 3
-    # Repetitions of each rehearsal row (an answer of the base model, for preserving its abilities).
+    # Repetitions of each rehearsal row (an answer of the base model, used to preserve its abilities).
     rehearsals: int = 2
     batch_rows: int = 8
     # Longer rows are truncated.
@@ -68,7 +68,7 @@ class Recipe:
 
 RUN_FILE, ADAPTER_FOLDER = "run.json", "adapter"
 CHECKPOINTS_KEPT = 2
-# Base models with more parameters use gradient checkpointing and, even without a GPU, bfloat16.
+# Base models with more parameters than this use gradient checkpointing and, even without a GPU, bfloat16.
 LARGE_PARAMETERS = 1_000_000_000
 
 Progress = Callable[[str, int, int], None]  # activity, steps done, total steps
@@ -80,7 +80,7 @@ class TuningError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Result of training; losses in nats per target token."""
+    """Losses are in nats per target token."""
 
     peft_folder: Path  # the adapter in PEFT's format
     steps: int

@@ -52,7 +52,7 @@ class ModelInfo:
     template_drops: tuple[str, ...] = ()  # parts that the template leaves out: LATER_SYSTEM, OVERRIDDEN_TOOLS
     most_prompt_bytes: int = 0  # longer prompts never fit in the context; 0: unknown
     sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
-    license: str = ""  # name in the file
+    license: str = ""  # license name given in the file
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
     arithmetic: str = ""  # engines with the same `arithmetic` compute the same logits, bit for bit; "": unknown

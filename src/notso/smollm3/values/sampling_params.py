@@ -27,7 +27,7 @@ class OnPage:
     label: str
     hint: str
     unset: str = ""  # text shown in an empty field if there is no default value
-    place: int = 99  # position on the form
+    place: int = 99  # position in the form
     low: float | None = None  # `low` and `high` narrow the engine's range
     high: float | None = None
 

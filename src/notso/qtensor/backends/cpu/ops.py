@@ -1,4 +1,4 @@
-"""Operations on arrays and quantized tensors. Results are written to arrays that the caller provides.
+"""Operations on arrays and quantized tensors. The caller provides arrays for results.
 
 Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. The content of
 arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h

@@ -1,7 +1,7 @@
 """Arrays and weights in device memory.
 
-Only the host writes integer arrays (row numbers, positions, block tables), so a host copy of each always has the
-current values. Before each step, the copies are checked, as on the CPU, and all changes are uploaded.
+Only the host writes integer arrays (row numbers, positions, block tables), so host copies are always current. Before
+each step, the copies are checked, as on the CPU, and changes are uploaded.
 """
 
 from __future__ import annotations

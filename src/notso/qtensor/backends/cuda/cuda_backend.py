@@ -72,7 +72,7 @@ _PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is combined with its output, num
 
 
 class CUDA:
-    """Backend for the GPU with index `number`. Raises DeviceError if it is unusable."""
+    """Backend for GPU number `number`. Raises DeviceError if it is unusable."""
 
     # Methods may raise DeviceMemoryError or DeviceLostError. After a DeviceLostError, the backend is unusable.
     threads = 1

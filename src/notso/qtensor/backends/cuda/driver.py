@@ -63,7 +63,7 @@ class Device:
 
 
 class DeviceMemory:
-    """Device memory, freed when no reference to it remains."""
+    """Device memory, freed with the last reference to it."""
 
     def __init__(self, device: Device, size: int, *, zeroed: bool = False) -> None:
         self.device = device
@@ -84,7 +84,7 @@ class DeviceMemory:
 
 
 class Graph:
-    """Captured kernel launches, freed when no reference to them remains."""
+    """Captured kernel launches, freed with the last reference to them."""
 
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
         self._device = device

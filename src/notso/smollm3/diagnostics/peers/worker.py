@@ -307,7 +307,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keep library output out of the protocol
+    os.dup2(2, 1)  # output of libraries must not mix with the results
 
     def write_result(value: dict[str, Any]) -> None:
         results.write(json.dumps(value) + "\n")
