@@ -39,7 +39,7 @@ class Cursor:
 
     def read_bytes(self, count: int, field: str) -> memoryview:
         if count > self.left:
-            self.fail(f"needs {count} bytes, but only {self.left} are left", field)
+            self.fail(f"needs {count} bytes, but the file has only {self.left} more", field)
         start = self.position
         self.position = start + count
         return self._buffer[start : self.position]
