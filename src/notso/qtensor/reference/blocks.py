@@ -385,7 +385,7 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
 def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     """Quantize activations (M, K) float32 in blocks of 256. Raises OperandError for incomplete blocks."""
     # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 becomes
-    # zero; a block with NaN or infinity gets d = NaN and q = 0, so that its products are NaN.
+    # zero; a block with NaN or infinity has d = NaN and q = 0, so that its products are NaN.
     d, q = _quantize_activations(x, 256)
     return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
 

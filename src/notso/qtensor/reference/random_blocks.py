@@ -47,7 +47,7 @@ _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
 # Format -> mean and standard deviation of the values that random bytes encode if d is 1 and the minima are 0. Generated
-# blocks get minima that make the mean 0.
+# blocks have minima that make the mean 0.
 _OTHERS: dict[Format, tuple[float, float]] = {
     Q5_0: (0.0, 9.23),
     Q5_1: (15.5, 9.23),

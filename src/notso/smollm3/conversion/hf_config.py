@@ -79,7 +79,7 @@ HARMLESS = frozenset(
         *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
         # heads of other model classes
         *("id2label", "label2id", "num_labels", "problem_type"),
-        # only used if use_sliding_window is true
+        # used only if use_sliding_window is true
         *("sliding_window", "max_window_layers"),
         # unused, because the tokenizer adds no special tokens, and sequences are not padded
         *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),

@@ -152,7 +152,7 @@ class PrefixWarmup:
                 self._pending.remove(prefill)
 
     def _next_pending(self) -> _PendingPrefill:
-        # Returns the newest prefill of the least recently served owner. Drafts come before other prefills.
+        # Returns the newest prefill of the least recently served owner. Drafts take precedence over other prefills.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._pending)]
         prefill = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1

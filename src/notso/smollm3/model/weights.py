@@ -43,7 +43,7 @@ def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: boo
         return F32
     if mix not in MIXED:
         return FORMATS_BY_NAME[mix]
-    # The matrix that produces the logits gets more bits.
+    # The matrix that produces the logits uses more bits.
     if name == "token_embd":
         return Q6_K if is_tied else MIXED[mix]
     if name == "output":

@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.pop_text(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # In the sorted list, a stop string that begins with `end` stands where `bisect` would insert `end`. The cost
-        # hardly depends on the number of stop strings.
+        # In the sorted list, a stop string that begins with `end` is at the index where `bisect` would insert `end`.
+        # The cost hardly depends on the number of stop strings.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)

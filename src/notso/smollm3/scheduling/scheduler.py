@@ -179,8 +179,8 @@ class Scheduler:
         return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
-        # An owner with a running sequence preempts nothing. For others, the owner with the most running sequences (at
-        # least two) loses its last one. Sequences of a higher priority are not preempted.
+        # An owner with a running sequence preempts nothing. An owner without one preempts the last sequence of the
+        # owner that has the most (at least two). Sequences of a higher priority are not preempted.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -276,7 +276,7 @@ class Scheduler:
                     return None
 
     def _match_cached_blocks(self, sequence: Sequence, plan: Plan) -> bool:
-        # Scored prompts get no cached blocks. The last token of other prompts is always computed, because its logits
+        # Scored prompts use no cached blocks. The last token of other prompts is always computed, because its logits
         # are needed. Returns True if the sequence was preempted, or must wait for the next step to load more blocks
         # from disk.
         if sequence.is_scoring or sequence.unscored:

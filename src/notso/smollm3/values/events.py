@@ -132,7 +132,7 @@ class Completion:
         caller or by `close`).
     stop: matched stop string.
     logprobs: those of the generated tokens, if requested.
-    dropped_messages: number of oldest messages that the prompt omits.
+    dropped_messages: number of oldest messages omitted from the prompt.
     """
 
     text: str

@@ -148,8 +148,8 @@ class KeyValuePool:
     """Blocks of one layer's cache, allocated when first written."""
 
     # `data` is (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n
-    # is the number of blocks per run. `data` may be larger than `blocks` requires. With a format below 8 bits, each
-    # sequence's first and current tiles are also stored in a second pool with format k8v8, called the window pool.
+    # is the number of blocks per run. `data` may be larger than `blocks` requires. With formats of fewer than 8 bits,
+    # each sequence's first and current tiles are also stored in a second pool with format k8v8, called the window pool.
     format: KVFormat
     kv_heads: int
     head_dim: int

@@ -49,7 +49,7 @@ def packs_by_default() -> bool:
 
 
 def attention_variant() -> str:
-    """Return the attention method for many queries: `vectors` or `tiles`, which give equal results."""
+    """Return the attention method for many queries: `vectors` or `tiles`, which produce identical results."""
     # The method is used only with KV formats of at most 8 bits.
     return str(native.attention_variant())
 

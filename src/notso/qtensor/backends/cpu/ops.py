@@ -205,10 +205,10 @@ def store_key_values(
 
     Row i goes to positions[i] of sequence sequences[i]. tables[s, t] (int32) is the block of tile t of sequence s.
     """
-    # With a format below 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` is a pair:
-    # block tables of the same shape as `tables`, and the k8v8 pool of these tiles. A row is written to each pool whose
-    # table has a block for the row's tile (-1: no block). At least one of the two tables must have a block for this
-    # tile.
+    # With formats of fewer than 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` is
+    # a pair: block tables of the same shape as `tables`, and the k8v8 pool of these tiles. A row is written to each
+    # pool whose table has a block for the row's tile (-1: no block). At least one of the two tables must have a block
+    # for this tile.
     _check_array("k", k, np.float32, 3)
     _check_array("v", v, np.float32, k.shape)
     _check_positions(k.shape[0], positions, sequences, tables)
@@ -235,9 +235,9 @@ def attention(
 
     Row i attends to positions 0..positions[i] of its sequence, whose keys and values must already be stored.
     """
-    # Query head h reads KV head h // (H / KH). With a format below 8 bits, a row at position p reads tile 0 and tile p
-    # // 128 from the window pool (see `store_key_values`), and all other tiles from `pool`; the tables must have blocks
-    # for all tiles that are read.
+    # Query head h reads KV head h // (H / KH). With formats of fewer than 8 bits, a row at position p reads tile 0 and
+    # tile p // 128 from the window pool (see `store_key_values`), and all other tiles from `pool`; the tables must have
+    # blocks for all tiles that are read.
     _check_array("q", q, np.float32, 3)
     _check_array("out", out, np.float32, q.shape, writeable=True)
     _check_positions(q.shape[0], positions, sequences, tables)
