@@ -167,7 +167,7 @@ class Backend(Protocol):
         """table = factor * (cos, sin) of position * frequency."""
 
     def rope(self, x: Array, positions: Array, table: tuple[Array, Array], *, adjacent: bool) -> None:
-        """Rotate x in place by rows `positions` of the table. adjacent: rotate pairs (2i, 2i + 1), not (i, i + D/2)."""
+        """Rotate x in place by rows `positions` of the table. adjacent: rotate pairs (2i, 2i + 1)."""
 
     def store_key_values(
         self,

@@ -228,7 +228,6 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Cancel requests and end the thread."""
         if os.getpid() != self._process:  # a forked child has no such thread
             return
         self._closing = True

@@ -140,7 +140,7 @@ class BlockPool:
                 self._unreferenced[block] = None
 
     def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
-        """Register a block of up to 128 `tokens` so that `find` returns it, unless an equal one is registered."""
+        """Register a block of up to 128 `tokens`, unless an equal one is registered."""
         children = self._children.setdefault(parent_hash, {})
         entry, key = self._blocks[block], tuple(tokens)
         equal = children.get(key)

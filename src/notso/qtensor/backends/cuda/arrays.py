@@ -67,7 +67,7 @@ class DeviceArray:
 
     @property
     def numbers(self) -> npt.NDArray[np.int32]:
-        """The values of an integer array. Raises OperandError for other arrays."""
+        """Values of an integer array. Raises OperandError for other arrays."""
         if self.mirror is None:
             raise OperandError("an integer array is required")
         begin = self.offset // 4
