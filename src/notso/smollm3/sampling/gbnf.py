@@ -46,7 +46,7 @@ class _Node:
     text: str = ""
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
-    missing: int = 0  # number of parts that must be marked with `can_end` before this node
+    missing: int = 0  # parts to mark with `can_end` before this node is marked
     can_end: bool = False  # matches some finite text
 
 
@@ -104,8 +104,8 @@ class _GbnfTranslator:
         return node
 
     def _mark_terminating(self) -> None:
-        # Marks the nodes that can end, from the texts upward. Rules that never end must be left out, because llguidance
-        # would expand them forever in the middle of an answer.
+        # Marks the nodes that can end, from the literals upward. Rules that never end must be left out, because
+        # llguidance would expand them forever in the middle of an answer.
         while self._to_mark:
             node = self._to_mark.pop()
             if node.can_end:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 Part = dict[str, Any]
 
 # Limits enforced by llguidance. A grammar that exceeds a limit fails without delaying other requests.
-MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
+MAX_LEXER_STATES = 20_000  # one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
-MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each of them takes time for every token
+MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each takes time at every token
 
 # Maximum length of a grammar in a request. Parsing takes about 300 bytes per character. Schemas have a separate limit.
 MAX_GRAMMAR_CHARACTERS = 2**18
@@ -87,7 +87,7 @@ class Matcher:
         tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit],
     ) -> None:
-        # is_json: whether the answer is JSON or tool calls. A token of `tags`, which begins a call, sets it to True.
+        # is_json: whether the answer is JSON or tool calls. It becomes True at a token of `tags`, which begins a call.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted

@@ -24,7 +24,7 @@ class LogitsProcessors:
         self._functions = functions
 
     def apply_to(self, logits: Floats, tokens: Sequence[int]) -> Floats:
-        """Return the processed logits (V,). Raises what processors raise, or EngineError if a result is invalid."""
+        """Return the processed logits (V,). Raises the processors' errors, or EngineError if a result is invalid."""
         history = np.asarray(tokens, np.int32).data.cast("B")
         for name, function in self._functions:
             row = np.ascontiguousarray(logits, np.float32)

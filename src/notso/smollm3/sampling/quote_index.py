@@ -2,8 +2,8 @@
 
 A quotation starts at the beginning of a word, and ends at the end of a word or a punctuation mark. The positions where
 a quotation can start, called places, are sorted by the text that follows them. Places with the same beginning form an
-interval, and each further token of a quotation narrows the interval by binary search. Of several places that agree in
-QUOTE_BYTES bytes, only one is listed.
+interval, and each further token of a quotation narrows the interval by binary search. If the same QUOTE_BYTES bytes
+follow several places, only one of these is listed.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def _mask_bytes(content: bytearray, text: bytes, size: int) -> None:
 
 
 def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    # Returns the tied places and the number of each one's group.
+    # Returns the tied places and, for each of them, the number of its group.
     inside = tied.copy()
     inside[:-1] |= tied[1:]
     active = np.flatnonzero(inside)

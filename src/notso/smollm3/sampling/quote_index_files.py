@@ -21,7 +21,7 @@ from notso.smollm3.sampling.quote_index_child import deserialize_places, seriali
 from notso.system.confinement import ConfinedWorkError
 
 BUDGET_BYTES = 512 << 20
-"""Maximum size of all files. The least recently used ones are removed first."""
+"""Maximum total size of the files. The least recently used files are removed first."""
 FREE_BYTES = 1 << 30
 """Space to keep free on the disk."""
 UNFINISHED_S = 3600.0

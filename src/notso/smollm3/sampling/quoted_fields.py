@@ -35,14 +35,14 @@ from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource,
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
 INDEX_COST = 4_096
-"""Fixed cost of an index: the time for indexing about this many bytes."""
+"""Fixed cost of building an index, as the number of bytes that could be indexed in the same time."""
 COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENING_WITH_TEXT = re.compile(rb'"[\s\S]')
 _VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
 
-# Keywords in whose schemas x-quote-of cannot be enforced.
+# x-quote-of cannot be enforced in the subschemas of these keywords.
 _UNENFORCED = frozenset({"contains", "if", "not", "propertyNames", "unevaluatedItems", "unevaluatedProperties"})
 _UNENFORCED_NAMED = frozenset({"dependencies", "dependentSchemas", "patternProperties"})
 

@@ -51,7 +51,7 @@ ROW = 32
 LOOKUPS = 512
 """Approximate maximum lookups of tokens with 8 bytes or more, per mask. Afterward, only shorter tokens are allowed."""
 MIN_REMAINING = 48
-"""Minimum remaining tokens for starting a quotation."""
+"""A quotation can start only if at least this many tokens remain."""
 LAST_TOKENS = 8
 """With fewer remaining tokens, a quotation ends as soon as it can."""
 CHARACTERS_INDEXED_HERE = 1_000_000

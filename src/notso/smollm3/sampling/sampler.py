@@ -69,7 +69,7 @@ class RepetitionFinder:
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Return ascending token ids and the amounts to subtract from their logits."""
         # Match lengths are updated for each new token with one comparison per position, which is cheaper than a new
-        # search. A list that is passed again must only have grown.
+        # search. If a list is passed again, tokens may only have been appended to it.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -504,8 +504,8 @@ def likeliest(values: Floats, count: int) -> list[int]:
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]
 
 
-# Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit the sorted tokens
-# as _CANDIDATE_FLOORS does.
+# Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit the number of
+# sorted tokens, as _CANDIDATE_FLOORS does for top_p.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

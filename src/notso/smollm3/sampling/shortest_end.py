@@ -111,7 +111,7 @@ class SearchMemory:
 
 @dataclass(frozen=True, slots=True)
 class EndingHints:
-    """Facts about a grammar, and results of earlier searches."""
+    """Properties of a grammar, and results of earlier searches."""
 
     tags: Sequence[int] = ()  # control tokens of the grammar
     names: Sequence[bytes] = ()  # `"NAME":` of required members
@@ -344,6 +344,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    # The cost so far, less for completed members and more for open containers.
+    # The cost so far, reduced by completed members and increased by open containers.
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

@@ -6,8 +6,8 @@ found after it. This rule applies as soon as one such ending is known.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 how much one token can increase the distance, for example by opening an object with required members. The two estimates
-determine when a search is necessary. They err on the high side, so that the search is not too late. Near the limit, the
-last known ending is tried first and usually still works.
+determine when a search is necessary. They err on the high side, so that the search does not start too late. Near the
+limit, the last known ending is tried first and usually still works.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class GrammarExtent:
     strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
     formats: tuple[str, ...] = ()
     orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: `"NAME":` -> position
-    answer: GrammarExtent | None = None  # of the answer that may be given instead of tool calls
+    answer: GrammarExtent | None = None  # estimates for an answer that may be given instead of tool calls
 
     def texts(self) -> list[str]:
         """Return short texts that satisfy a string's patterns and minimum length, or its format."""

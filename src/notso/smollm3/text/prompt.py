@@ -167,7 +167,7 @@ class PromptWriter:
             return prompt
         head = 1 if messages[0].role == "system" else 0
         starts = [at for at in range(head + 1, len(messages)) if messages[at].role == "user"]
-        low, high = 0, len(starts)  # starts[low - 1] fails; starts[high] fits
+        low, high = 0, len(starts)  # starts[low - 1] does not fit; starts[high] does
         best: Prompt | None = None
         while low < high:
             middle = (low + high) // 2

@@ -115,7 +115,7 @@ def render_in_child(source: str, batch: Sequence[Variables], day: date) -> list[
 def main() -> None:
     """Render a batch in the child."""
     request = json.loads(sys.stdin.buffer.read())
-    # An escape, `wordwrap` and `striptags` import modules on first use, which requires opening files.
+    # A `\N` escape, `wordwrap` and `striptags` import modules on first use, which requires opening files.
     compile_template(r"{{ '\N{BULLET}' | wordwrap | striptags }}").render()
     confine(Rights.COMPUTE, CHILD_LIMITS)
     try:

@@ -296,7 +296,7 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
 # users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
-# Maximum size of all cached texts and ids, for example eight million characters of plain English.
+# Maximum total size of cached texts and ids: about eight million characters of plain English.
 MOST_BYTES = 16 * 2**20
 
 

@@ -128,7 +128,7 @@ class TokenizerPipeline:
             parsed = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
             # The vocabulary and merges are passed as objects, because parsing JSON would take 1.5 times as long.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
-        except Exception as error:  # the library raises no narrower class
+        except Exception as error:  # the library raises no more specific class
             raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error
         if self.normalizer is not None:
             encoder.normalizer = parsed.normalizer

@@ -2,8 +2,8 @@
 
 A pattern is a tree of nodes. After a text has been read, a boolean formula over positions in the tree describes what
 can follow. A lookahead adds a conjunct to this formula, and a negative lookahead adds a negated conjunct. Formulas are
-normalized, so that most equivalent ones are equal and usually few occur. They serve as the states of a finite
-automaton. Eliminating these states one by one yields the new expression.
+normalized, so that most equivalent formulas are identical and usually only a few occur. They serve as the states of a
+finite automaton. Eliminating these states one by one yields the new expression.
 """
 
 from __future__ import annotations
@@ -432,7 +432,7 @@ def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> di
 
 
 def _moves_to_groups(moves: dict[int, list[tuple[int, int]]], group: dict[int, int]) -> dict[int, Ranges]:
-    # Leaves out states without a group.
+    # Maps groups to the characters that lead to them; states without a group are left out.
     reached: dict[int, list[tuple[int, int]]] = {}
     for target, ranges in moves.items():
         if target in group:

@@ -32,7 +32,8 @@ MAX_PERIOD = 10_000
 a state for every remainder."""
 
 MAX_INTERSECTED = 10
-"""Maximum number of patterns for the same text: the library's work doubles with each, and its memory is not limited."""
+"""Maximum number of patterns that apply to the same text. Each doubles the library's work, and its memory is not
+limited."""
 
 MAX_OPTIONAL = 240
 """Maximum consecutive optional properties of an object. At each position of an answer, the library is limited to 1,000

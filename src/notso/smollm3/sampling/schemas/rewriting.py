@@ -1,4 +1,4 @@
-"""Rewriting of JSON schemas to the keywords that the library (llguidance) supports.
+"""Rewriting of JSON schemas with the keywords that the library (llguidance) supports.
 
 Apart from ignored keywords and formats, the result allows only values that the schema allows. It allows fewer where a
 grammar cannot express more: properties must be in the order of the schema, `contains` applies to the first few items,
@@ -199,7 +199,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many combinations.
 
-    If only the permutations are too many, arrays must have the order of `values`.
+    If there are too many permutations, arrays must have the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     count = len(values)
@@ -239,7 +239,8 @@ MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
 
 KEYWORDS_PER_STEP = 8
-"""Keywords read in the time of a step. They are counted, because references can lead to a long schema repeatedly."""
+"""Number of keywords that are read in the time of one step. They are counted, because references can lead to a long
+schema repeatedly."""
 
 MAX_OPTIONS = 64
 """Maximum alternatives of one keyword."""
@@ -358,7 +359,7 @@ class SchemaRewriter:
             case "const":
                 is_valid = True
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):
-                return {}  # draft 4: applied to the bound
+                return {}  # draft 4: a flag, which was applied to the bound
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 is_valid = is_number and abs(value) <= sys.float_info.max
@@ -554,7 +555,7 @@ class SchemaRewriter:
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
         # is_own: the keyword at `path` is in `schema` itself, not in a schema that contains or refers to `schema`.
         # Branches are rewritten at the current depth, because they may contain this keyword again. Their pointers are
-        # cut, because they would grow with the depth.
+        # shortened, because they would grow with the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")

@@ -95,16 +95,16 @@ _PLAIN = {
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 LARGEST_BOUND = 2**63 - 1024
-"""The largest double below 2**63. Ranges are narrowed to it and its negative, because the library refuses bounds beyond
-them or replaces them by others, except upper bounds of integers and bounds next to `enum` or `const`."""
+"""The largest double below 2**63. Ranges are narrowed to it and its negative, because the library rejects or changes
+bounds beyond them. Exceptions: upper bounds of integers, and bounds next to `enum` or `const`."""
 
 SMALLEST_BOUND = "1e-18"
 """Replaces an exclusive bound of 0. Its digits are within the limit of MAX_DIGITS (token_limit.py)."""
 
 
 def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
-    # The library rounds bounds of more than 15 digits, accepts some exclusive bounds themselves (0 if 0 < x < 0.5), and
-    # refuses ranges of large numbers without a second bound.
+    # The library rounds bounds of more than 15 digits, treats some exclusive bounds as inclusive (0 in 0 < x < 0.5),
+    # and refuses ranges of large numbers without a second bound.
     types = _declared(schema.get("type", "number"))
     is_integer = "integer" in types and "number" not in types
     bounds: dict[str, float] = {}
@@ -124,7 +124,7 @@ def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
 
 
 def _next_bound(bound: float, is_exclusive: bool, is_integer: bool) -> tuple[int | float, bool]:
-    # Returns the lower bound from `bound` on that the library enforces exactly, and whether it is exclusive.
+    # Returns the lowest bound, at or above `bound`, that the library enforces exactly, and whether it is exclusive.
     if is_integer:
         bound = math.floor(bound) + 1 if is_exclusive else math.ceil(bound)
     if bound > LARGEST_BOUND or bound <= 1 - 2**63:
@@ -145,7 +145,7 @@ def _next_bound(bound: float, is_exclusive: bool, is_integer: bool) -> tuple[int
 class ObjectCloser:
     """Closes the schema of one document and its definitions."""
 
-    # A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
+    # A definition is closed if it alone describes a value. If several schemas describe the same value, they are closed
     # together, and their references lead to open copies of definitions.
     # declared: Python `id()`s of the values of `properties`, except in conditions, where they only test objects.
     # negation: resolves references to the open definitions.
