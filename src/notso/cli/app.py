@@ -146,7 +146,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         command = command_of(group, args)
         config = config_file.read_config(group)
         with contextlib.nullcontext() if command.verb in _SERVERS else terminal.clean_up_on_signals():
-            # Let errors propagate to the handler below, which prints one line and returns our exit code.
+            # Let errors propagate to the handler below, which prints one line and determines the exit code.
             outcome = group.main(args=args, prog_name="notso", standalone_mode=False, default_map=config)
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
@@ -225,7 +225,7 @@ def _flush(code: int) -> int:
         terminal.abandon_stdout()
         reported = code
         code, line = exit_codes.explain(error)
-        if code != reported:  # the error may have occurred before, when the command wrote to stdout
+        if code != reported:  # it may have been reported when the command wrote to stdout
             terminal.print_error(line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

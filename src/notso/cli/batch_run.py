@@ -276,7 +276,7 @@ class BatchRun:
         return (line for line in self._source.lines() if line.id not in self._sink.done)
 
     def _submit(self, line: RequestLine) -> list[RequestLine]:
-        # Returns the line if the engine has failed.
+        # Returns a list with the line if the engine has failed, else an empty list.
         from notso.smollm3.errors import NotsoError
         from notso.web.edge.errors import ApiError, api_error_of
 

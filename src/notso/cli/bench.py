@@ -123,7 +123,7 @@ def table(result: dict[str, Any]) -> list[str]:
     machine, model = result["machine"], result["model"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
-        f"Python {machine['python']}, {machine['stolen_percent']:.1f} % of the time stolen",
+        f"Python {machine['python']}, {machine['stolen_percent']:.1f} % steal time",
         f"{model['name']}, {terminal.gigabytes(model['size_bytes'])}, {model['kernels']} kernels, "
         f"{model['threads']} threads, device {model['device']}, context {model['context_tokens']:,}, "
         f"{model['kv_format']} cache, weights {result['weights']}, median of {result['repeats']}",

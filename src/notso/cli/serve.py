@@ -180,7 +180,7 @@ def front_end_summary(engine_url: str) -> StartupSummary:
 
 
 def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
-    """Raises NotsoError."""
+    """Plan memory and device, and describe the plan. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
     # Plan here, so that a damaged file or insufficient memory is reported before the server starts to listen.

@@ -65,8 +65,8 @@ def verify(
 ) -> None:
     """Check a file's hash, structure, prompt rendering and tensors.
 
-    Compares the SHA-256 with the published ones, loads the tokenizer and the chat template, and compares matrix
-    products of sampled rows of each matrix with those of the dequantized rows; the largest error is shown. The exit
+    Compares the SHA-256 with the published ones, and loads the tokenizer and the chat template. For sampled rows of
+    each matrix, compares the kernels' products with those of the dequantized rows; the largest error is shown. The exit
     code is 3 if a check fails.
 
     With --receipt, these checks are skipped: the tokens of the receipt are sampled again, and the first one that
@@ -138,8 +138,8 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     first = receipts[0] if isinstance(receipts[0], dict) else {}
     # `engine.check_receipt` refuses unknown cache formats and receipts without tokens.
     kv: KVChoice = next((each for each in KV_CHOICES if each == first.get("kv_format")), "auto")
-    # A context beyond the trained length would enable YaRN, so the context is only as long as prompt and answer need,
-    # but at least 512 tokens.
+    # A context beyond the trained length would enable YaRN, so the context is only as long as the prompt and the
+    # answer, but at least 512 tokens.
     context = max(512, *map(_count_tokens, receipts))
     problem, place, tokens, start = "", None, 0, time.perf_counter()
     try:

@@ -17,11 +17,11 @@ MAX_RATIO = 200
 RATIO_EXEMPT_BYTES = MIB  # the compression ratio of smaller members is not limited
 MAX_DEPTH = 256
 MAX_REPEATED = 1_000
-"""Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can state huge
+"""Limit on the repetitions of a cell or space, and on the columns that a cell spans: even small files can declare huge
 numbers."""
 
 TRUE = ("1", "true", "on")
-_STEPS = {"start": 1, "text": 0, "end": -1}  # changes of the depth
+_STEPS = {"start": 1, "text": 0, "end": -1}  # change of the nesting depth
 _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
 
@@ -106,7 +106,8 @@ class XMLEvent(NamedTuple):
 class Tags(dict[tuple[str, str], Callable[..., None]]):
     """Methods of a reader by kind and name of the tag.
 
-    The decorator `@reads("<p>", "</r>", "t")` marks the method for start tags of `p`, end tags of `r`, and tags of `t`.
+    The decorator `@reads("<p>", "</r>", "t")` marks the method for start tags of `p`, end tags of `r`, and both tags of
+    `t`.
     """
 
     def __call__(self, *tags: str) -> Callable[[M], M]:
@@ -181,7 +182,7 @@ def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) 
 
 
 def paired(events: Iterable[XMLEvent], *, is_element: bool = False) -> Iterator[XMLEvent]:
-    """Yield the events without end tags that have no start tag. `is_element`: end at the first of these tags."""
+    """Yield the events, except end tags without a start tag. `is_element`: stop at the first such tag."""
     depth = 0
     for event in events:
         if depth or event.kind != "end":

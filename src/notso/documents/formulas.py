@@ -1,4 +1,4 @@
-"""Superscripts, formulas, symbols and the numbers of lists as plain text.
+"""Conversion of superscripts, formulas, symbols and list numbers to plain text.
 
 Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction 1/3 would be 13.
 """
@@ -62,7 +62,7 @@ _ALPHABETS = {  # after the last letter, letters are doubled: z, aa, bb
     "chicago": "*†‡§",
 }
 
-# Characters of fonts without Unicode: font -> code -> character.
+# Characters of fonts that do not use Unicode: font -> code -> character.
 _SYMBOLS = {
     "Wingdings": dict(zip(b"o\xa8q\xfex\xfd\xfc\xfb\xe0", "☐☐☐☑☒☒✓✗→", strict=True)),
     "Wingdings 2": dict(zip(b"\xa3RTPO", "☐☑☒✓✗", strict=True)),
@@ -104,7 +104,7 @@ def joined(pieces: Iterable[str]) -> str:
     for at, (kind, text) in enumerate(groups):
         (slash_kind, slash), (under_kind, under) = [*groups[at + 1 : at + 3], (str, ""), (str, "")][:2]
         if kind is Raised and slash in SLASHES and (slash_kind, under_kind) == (str, Lowered) and under[:1].isdecimal():
-            text = f" {text}" if last.isdecimal() and text.isdecimal() else text  # 3 1/2, which is not 3 to the 1st
+            text = f" {text}" if last.isdecimal() and text.isdecimal() else text  # a mixed fraction, such as 3 1/2
         else:
             text = forms.get(kind, str)(text)
         if last.isdecimal() and text[:1].isdecimal() and (is_lowered or kind is Lowered):
@@ -115,7 +115,7 @@ def joined(pieces: Iterable[str]) -> str:
 
 
 def _struck(text: str) -> str:
-    # Without marks, a struck price of 100 before a new price of 80 would be 10080.
+    # Without marks, a struck-through price of 100 before a new price of 80 would become 10080.
     core = text.strip()
     return text.replace(core, f"~~{core}~~") if core else text
 
@@ -148,7 +148,7 @@ def _below(text: str) -> str:
 
 
 def _scripts(texts: list[str]) -> str:
-    # texts: subscripts and superscripts in turn.
+    # texts: alternately subscripts and superscripts.
     return "".join(_below(low) + _power(high) for low, high in zip(texts[::2], texts[1::2], strict=False))
 
 
@@ -190,7 +190,7 @@ class Formula:
         self._open = [_Element("", {})]
 
     def start(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Raises UnreadableError if elements are nested too deeply."""
+        """Begin an element. Raises UnreadableError if elements are nested too deeply."""
         self._open.append(_Element(name, attributes))
         if len(self._open) > MAX_DEPTH:
             raise UnreadableError(f"has a formula nested more than {MAX_DEPTH:,} levels deep", "document_deep")
@@ -304,7 +304,7 @@ def formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
 
 
 def unicode_text(text: str, font: str, is_private: bool = False) -> str:
-    # Converts text in a font without Unicode. is_private: convert only characters of the private use area.
+    # Converts text in a font that does not use Unicode. is_private: convert only characters of the private use area.
     symbols = _SYMBOLS.get(font)
     if symbols is None:
         return text
@@ -376,13 +376,13 @@ class ListLevel:
     form: str = ""
     text: str = ""  # as in Office Open XML, such as `%1.%2`
     start: int = 0
-    restarts_after: int = MAX_LEVEL  # items of levels below this number restart the numbers
+    restarts_after: int = MAX_LEVEL  # items of levels below this one restart the numbering
     is_decimal: bool = False
 
 
 class ListNumbers:
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}  # of the current item and those around it, by level
+        self._numbers: dict[int, int] = {}  # of the current item and the items that contain it, by level
 
     def restart(self, level: int) -> None:
         self._numbers = {at: number for at, number in self._numbers.items() if at < level}

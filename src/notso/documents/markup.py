@@ -19,7 +19,7 @@ _SILENT = {
     *("script", "style", "template", "noscript", "svg", "iframe", "object", "audio", "video", "canvas"),
     *("datalist", "head"),
     "rp",  # readings (`rt`) are always written in parentheses
-    "epub:case",  # an alternative to the `epub:default` after it, for programs that know another vocabulary
+    "epub:case",  # an alternative to the `epub:default` after it, for programs that support another vocabulary
 }
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "param"),
@@ -88,7 +88,7 @@ class _List:
     number: int | None = None  # of the next item; None: the list is reversed, and its last item is number 1
     step: int = 1
     items: int = 0
-    unnumbered: list[int] = field(default_factory=list)  # places of the items before the number is known
+    unnumbered: list[int] = field(default_factory=list)  # places of items whose number is not known yet
 
     def label(self, values: Mapping[str, str | None], place: int) -> str:
         form, self.items = _number_form(values, self.form), self.items + 1
@@ -159,7 +159,7 @@ class _Text(HTMLParser):
     def _form(self, tag: str, values: Mapping[str, str | None]) -> type[str]:
         classes = (self._class_forms.get(each) for each in (values.get("class") or "").split())
         form = _style_form(values.get("style") or "") or next(filter(None, classes), None) or _FORMS.get(tag)
-        is_inline = tag not in _BLOCKS and tag not in ("tr", "td", "th")  # others cannot be raised or lowered
+        is_inline = tag not in _BLOCKS and tag not in ("tr", "td", "th")  # blocks cannot be superscripts
         if form is None or not (is_inline or form is Struck):
             form = self._open[-1][2] if self._open else str
         is_note = "noteref" in (values.get("epub:type") or values.get("role") or "")
@@ -260,7 +260,7 @@ class _Text(HTMLParser):
         elif not self._hidden:
             text = data if self._verbatim else re.sub(r"\s+", " ", data)
             if self._item == len(self._pieces) and text.split(maxsplit=1)[:1] == str(self._pieces[-1]).split():
-                self._pieces[-1], text = "", text.lstrip()  # the text has the number, too
+                self._pieces[-1], text = "", text.lstrip()  # the text repeats the number
             self._pieces.append((self._open[-1][2] if self._open else str)(text))
 
     def unknown_decl(self, data: str) -> None:
@@ -289,7 +289,7 @@ class _Text(HTMLParser):
     def _end_reading(self) -> None:
         if self._pieces[-1:] == [" "]:
             self._pieces.pop()
-        if self._pieces and self._pieces[-1] == "(":  # it is empty
+        if self._pieces and self._pieces[-1] == "(":  # the reading is empty
             self._pieces.pop()
         else:
             self._pieces.append(")")

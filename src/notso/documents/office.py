@@ -76,7 +76,7 @@ class Page:
         self.prefix, self.paragraph = self.outer.pop()
 
     def read_reading(self, event: XMLEvent) -> str:
-        """Handle a tag of a ruby annotation. At its end, remove it and return it in parentheses."""
+        """Handle a tag of a ruby annotation. At its end, remove it from the paragraph and return it in parentheses."""
         if event.is_start:
             self.reading_start = len(self.paragraph)
             return ""
@@ -156,13 +156,13 @@ class Page:
 
 
 class PageReader:
-    """Base of the readers of XML. They have a method for each kind of tag; others are ignored or belong to tables."""
+    """Base class of XML readers, which have a method per kind of tag. Other tags are ignored or belong to tables."""
 
     reads: ClassVar = Tags()
 
     def __init__(self) -> None:
         self.page = Page()
-        self.finished: list[str] = []  # pages that were not yielded yet
+        self.finished: list[str] = []  # pages that have not been yielded yet
         self.in_text = False
 
     def pages(self, events: Iterable[XMLEvent]) -> Iterator[str]:
@@ -250,7 +250,7 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
     try:
         if "content.xml" in archive.names:
-            check_xml(Archive(file).pieces("content.xml"))  # the library may never end if a tag is cut off
+            check_xml(Archive(file).pieces("content.xml"))  # the library may never return if a tag is cut off
         yield from list(read_spreadsheet(file, warnings, read_ods_text=read_text))
     except UnreadableError as error:
         if error.code != "document_damaged":
@@ -260,7 +260,7 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
 
 def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the pages of an OpenDocument text, split as in `read_docx`, or the slides or sheets of another file."""
+    """Yield the slides or sheets of an OpenDocument file, or the pages of a text, split as in `read_docx`."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     styles = _ODFStyles()
@@ -291,7 +291,7 @@ class _ODFReader(PageReader):
         self._main, self._notes = self.page, Page()  # `page` is one of them
         self._citation = ""  # of the next note
         self._numbers = _ODFNumbers(styles)
-        self._outer: list[tuple[Page, _ODFNumbers]] = []  # paragraphs with the current note or text box
+        self._outer: list[tuple[Page, _ODFNumbers]] = []  # paragraphs that contain the current note or text box
         self._forms: list[type[str] | None] = []  # of the open paragraphs and spans
         self._repeated: list[int] = []  # number of rows that each open row stands for
         self._kind = ""  # of the document: presentation, spreadsheet, or empty
@@ -415,7 +415,7 @@ class _ODFReader(PageReader):
             events = optional_events(self._archive, f"{href}/content.xml")
         formula, chart = _odf_object(events)
         self.page.paragraph.append(formula)
-        if chart and self._kind != "spreadsheet":  # in a spreadsheet, cells have the values
+        if chart and self._kind != "spreadsheet":  # in a spreadsheet, the values are in cells
             self._charts.append(chart)
 
     @reads("page")
@@ -470,7 +470,7 @@ class _FB2Reader(PageReader):
         super().__init__()
         self._depth, self._in_title = 0, False
         self._form: type[str] = str
-        self._note_start = 0  # of the last reference to a note; negative: of another link
+        self._note_start = 0  # of the last link in its paragraph; negative: not to a note
 
     def read_text(self, text: str) -> None:
         self.page.paragraph.append(self._form(re.sub(r"\s+", " ", text)))
@@ -671,7 +671,7 @@ class _ODFNumbers:
         if event.name == "list":
             style, numbers = self._open[-1] if self._open else ("", None)
             style = given.get("style-name", style)
-            if numbers is not None and item is None:  # the item has other lists before this one
+            if numbers is not None and item is None:  # other lists precede this one in the item
                 numbers.restart(len(self._open))
             elif numbers is None and given.get("continue-numbering") == "true":
                 numbers = self._by_style.get(style)

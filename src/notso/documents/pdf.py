@@ -49,8 +49,8 @@ _DENOMINATOR = re.compile("[/\u2044][0-9]+")
 # Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
 # Text beside a drop cap is lower than a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
-MAX_FIELDS = 1_000  # of a form, per page
-MAX_DISTANCE = 300.0  # of the value of a field from its label, in points
+MAX_FIELDS = 1_000  # maximum fields of a form per page
+MAX_DISTANCE = 300.0  # maximum distance of a field's value from its label, in points
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 MAX_WIDTH, MAX_HEIGHT = 1240, 1754
@@ -73,7 +73,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
         if error.err_code in (_PASSWORD, _SECURITY):
             raise UnreadableError("is encrypted", "document_encrypted") from None
         raise UnreadableError("is damaged: it is not a complete PDF", "document_damaged") from None
-    if document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FULL:  # its only page asks to wait or to use Acrobat
+    if document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FULL:  # its only page asks the reader to use Acrobat
         raise UnreadableError("is a dynamic XFA form; print it to a PDF file", "document_xfa")
     with suppress(pypdfium2.PdfiumError):
         document.init_forms()
@@ -129,7 +129,7 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 def _form_fields(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
-    # Returns the visible fields of a form; check boxes and radio buttons with marks.
+    # Returns the boxes of visible form fields, and the marks of check boxes and radio buttons (otherwise empty).
     from pypdfium2 import raw
 
     found = list[tuple[Box, str]]()
@@ -158,7 +158,7 @@ class _PageText:
 
         self.text: str = text_page.get_text_range()
         self._page = text_page
-        # PDFium counts UTF-16 units, so two for some characters.
+        # PDFium counts UTF-16 code units: two for some characters.
         units = [0, *accumulate(1 + (each > "\uffff") for each in self.text)]
         self._units: Sequence[int] = units if units[-1] > len(self.text) else range(len(self.text) + 1)
         self._index = pypdfium2.raw.FPDFText_GetCharIndexFromTextIndex
@@ -185,12 +185,12 @@ class _PageText:
         return "".join([*pieces, self.text[at:]])
 
     def _words_from_the_right(self) -> Iterator[tuple[int, int, str]]:
-        # PDFium returns the letters of Chrome's PDF files from left to right, because Chrome declares the text of each
-        # letter separately.
+        # In Chrome's PDF files, PDFium returns right-to-left words from left to right, because Chrome declares the text
+        # of each letter separately.
         for word in _FROM_THE_RIGHT.finditer(self.text):
             letters = [(sum(self.box(at)[::2]), letter) for at, letter in enumerate(word[0], start=word.start())]
             if letters[0][0] < letters[-1][0]:
-                letters.sort(key=lambda each: -each[0])  # letters of a ligature have one place and keep their order
+                letters.sort(key=lambda each: -each[0])  # letters of a ligature share a place and keep their order
                 yield *word.span(), "".join(letter for _, letter in letters)
 
     def _field_values(self, fields: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
@@ -205,7 +205,7 @@ class _PageText:
             )
             return letters[start:end]
 
-        values, taken = list[list[int]](), set[int]()  # a letter is in one field, even if others overlap it
+        values, taken = list[list[int]](), set[int]()  # a letter belongs to one field, even if fields overlap
         for box, _ in fields:
             within = (at for _, at, letter in line_of(box) if box[0] < (letter[0] + letter[2]) / 2 < box[2])
             values.append(sorted(at for at in within if at not in taken))

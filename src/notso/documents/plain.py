@@ -72,7 +72,7 @@ _QUOTED_PRINTABLE = re.compile(
 )
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
-MANY_MORE_WORDS = 2  # factor from which the text of a longer alternative is used
+MANY_MORE_WORDS = 2  # an HTML alternative is preferred if it has more than this many times the words
 _WORD = re.compile(r"\w+")
 
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
@@ -247,7 +247,7 @@ def unfold_lines(data: bytes) -> bytes:
     def decoded(found: re.Match[bytes]) -> bytes:
         return found[1] + re.sub(rb"\r?\n", rb"\\n", a2b_qp(found[2]))
 
-    # The bytes of a character may be in two lines.
+    # A character may be split across two lines.
     return _QUOTED_PRINTABLE.sub(decoded, _FOLD.sub(b"", data))
 
 
@@ -292,7 +292,7 @@ def web_archive_text(data: bytes) -> tuple[str, str]:
 
 
 def chunk_text(data: bytes) -> str:
-    """Return the text of a file in a document: HTML, MHTML, or plain text. Raises UnreadableError."""
+    """Return the text of a file embedded in a document: HTML, MHTML, or plain text. Raises UnreadableError."""
     if re.match(rb"\s*\{\\rtf", data):
         raise UnreadableError("is an RTF document; save it as DOCX", "document_rtf")
     if re.search(rb"^MIME-Version:", data[:2000], re.IGNORECASE | re.MULTILINE):
@@ -337,8 +337,8 @@ def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
 
 
 def _best_alternative(parts: Sequence[EmailMessage], texts: Sequence[list[str]]) -> list[str]:
-    # Plain text comes first, but may only ask to open the message in another program. Other parts than HTML, such as
-    # calendars, have many words that programs do not show.
+    # Plain text usually comes first, but may say only that another program is needed to read the message. Parts other
+    # than HTML, such as calendars, are not preferred for their length: they have many words that programs do not show.
     words = [len(_WORD.findall(" ".join(each))) for each in texts]
     best = next((at for at, count in enumerate(words) if count), 0)
     for at, part in enumerate(parts):
@@ -370,7 +370,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
             return _LATIN[0][:2]  # signs, which occur in any text: §§, €, “”
     shares = [(_largest_share(_decoded(sample, codec), languages), codec, name) for codec, name, languages in _LATIN]
     if shares[0][0] == 1:
-        return _LATIN[0][:2]  # letters of one Western language, such as lists of its letters
+        return _LATIN[0][:2]  # only letters of one Western language, as in its alphabet
     for codec, name in (("euc_jp", "EUC-JP"), ("cp932", "Shift_JIS")):
         text = _words(sample, codec)
         if text and len(_KANA.findall(text)) >= MIN_KANA * len(_FOREIGN.findall(text)):
@@ -382,7 +382,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     score, codec, name = max(scores, key=lambda each: each[0])
     if score >= MIN_SCORE:
         return codec, name
-    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # the first one of equals
+    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # ties go to the first
     return (codec, name) if share >= MIN_SCORE else _LATIN[0][:2]
 
 

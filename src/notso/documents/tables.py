@@ -57,12 +57,12 @@ _ODS_UNIT = re.compile(
 _ODS_ERROR_TYPE = re.compile(rb"""value-type=["']error["']""")
 _ODS_ERROR = re.compile(rb"\s*<text:p>([^<>]{1,100})<")
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
-_MAX_COLUMNS = 1_000  # repetitions of a cell
+_MAX_COLUMNS = 1_000  # maximum repetitions of a cell
 _MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # characters
 _SIGNS = "-\u2212() "
 _SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # of a number format
-_MAX_STYLES = 100  # in a pattern
+_MAX_STYLES = 100  # maximum in one pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
@@ -75,7 +75,7 @@ _LONG_CELLS = range(2, 12)
 """Types of XLSB records for cells that are not empty; 3 and 11: errors."""
 _FONT_STRUCK = 0x08  # flag of fonts in XLS and XLSB files
 _STRUCK = "~~"
-_MAX_CHART_COLUMNS = 20  # per series: its values, and the levels of its categories
+_MAX_CHART_COLUMNS = 20  # maximum per series: its values and the levels of its categories
 _CHART_VALUES = ("val", "yVal", "bubbleSize")
 _IDS = ("numFmtId", "fontId")
 _BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
@@ -187,8 +187,8 @@ def read_spreadsheet(
 
 
 class _Shown:
-    # What the library does not read: percent signs and currencies (except in ODS files, they are in the formats of
-    # cells), errors, and superscripts.
+    # What the library does not read: percent signs and currencies (in the formats of cells, except in ODS files),
+    # errors, and superscripts.
     def __init__(self) -> None:
         self.parts: dict[str, str] = {}  # by name of the sheet
         self._units: list[str] = []  # by number of the style
@@ -439,7 +439,7 @@ def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
         return b"".join(data[(each + 1) << shift : (each + 2) << shift] for each in numbers)
 
     def chain(start: int, table: Sequence[int], unit: int = shift) -> Iterator[int]:
-        for _ in range(len(data) >> unit):  # a damaged chain may be a circle
+        for _ in range(len(data) >> unit):  # a damaged chain may be circular
             if start >= len(table):
                 return
             yield start
@@ -632,8 +632,8 @@ def _unit(form: str) -> str:
     )
     is_unit = (
         re.search(r"[^\W\d_]|[°‰′″]", text)
-        and not re.match(r"[\d.,]", text)  # 5"000k" is 5000k
-        and negative.strip(_SIGNS) in ("", text.strip(_SIGNS))  # not Cr and Dr
+        and not re.match(r"[\d.,]", text)  # 0"000k" shows 5 as 5000k
+        and negative.strip(_SIGNS) in ("", text.strip(_SIGNS))  # excludes pairs such as Cr and Dr
         # Digits after the text belong to the number, as in 1h30.
         and re.fullmatch(r"[\s(+-]*(?:[#0?][#0?.,\s]*+|General)[\sx()°‰′″+-]*", places)
     )
@@ -642,7 +642,7 @@ def _unit(form: str) -> str:
 
 
 def _check_cells(archive: Archive, warnings: list[str]) -> None:
-    # Programs that do not compute formulas store no results, or 0 and the request to compute them.
+    # Programs that do not compute formulas store no results, or store 0 and request a computation.
     missing = 0
     workbook = archive.read("xl/workbook.xml") if "xl/workbook.xml" in archive.names else b""
     wants_results = b'fullCalcOnLoad="1"' in workbook

@@ -13,7 +13,7 @@ from notso.system.confinement import Limits
 
 MIB = 1 << 20
 READER_VERSION = 3
-"""Increased when the readers improve, so that stored documents are read again when they are next used."""
+"""Incremented when the readers are improved, so that stored documents are read again when they are next used."""
 MAX_FILE_BYTES = 64 * MIB
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 20_000_000

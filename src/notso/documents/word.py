@@ -356,8 +356,8 @@ class _WordDocument:
 
 
 def _has_replaced_content(event: XMLEvent) -> bool:
-    # A Fallback element has the content of the Choice element before it, in a form for older programs; the others have
-    # properties before a tracked change.
+    # A Fallback element has the content of the Choice element before it, in a form for older programs. The other
+    # elements have the properties that a tracked change replaced.
     return event.name in ("Fallback", "rPrChange", "pPrChange", "sectPrChange")
 
 
@@ -376,7 +376,7 @@ class _WordReader(PageReader):
         self._level: int | None = None
         self._charts, self._diagrams = list[str](), list[str]()  # in the current paragraph
         self._in_properties = self._is_section_over = False
-        # The end of the current paragraph is deleted or hidden; the next one continues it.
+        # Whether the end of the current paragraph is deleted or hidden, so that the next paragraph continues it.
         self._is_continued = False
         self._outer: list[tuple[_WordStyle, str, int | None, bool]] = []  # paragraphs that contain the current text box
         self._run, self._form_field = _Run(), _FormField()

@@ -32,9 +32,9 @@ from notso.system.confinement import Rights, environment
 RowFunction = Callable[[memoryview, memoryview], bytes]
 State = Literal["starting", "on", "off"]
 
-START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
-SEND_SECONDS = 2.0  # timeout of sending a call; only a hanging process exceeds it
-ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
+START_SECONDS = 60.0  # timeout for loading a plugin, which imports its libraries
+SEND_SECONDS = 2.0  # timeout for sending a call; only a hanging process exceeds it
+ROW_SECONDS = 2.0  # timeout for processing a row (the logits of one token); all answers wait meanwhile
 # Rows delay all answers, so a plugin may spend at most ROW_SHARE of the time on rows, plus bursts of
 # ROW_ALLOWANCE_SECONDS.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
@@ -335,7 +335,7 @@ class _OutputLogger:
         return self._bytes <= MAX_PRINTED_BYTES
 
     def log_rest(self, output: int) -> None:
-        # The rest often tells why the process has ended. Its last line may have no newline.
+        # The remaining output often contains the reason why the process ended. Its last line may lack a newline.
         os.set_blocking(output, False)  # a process that the plugin started may still have the pipe open
         with contextlib.suppress(OSError):
             while (text := os.read(output, 1 << 16)) and self.log_output(text):

@@ -396,7 +396,8 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
 
 
 class _FilterProgram(ctypes.Structure):
-    # Not defined where it is used: for this, Python 3.14 imports a module, and the child can no longer open files.
+    # Defined at module level, because Python 3.14 imports a module when a structure is defined, and the child cannot
+    # open files when it needs the structure.
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 

@@ -109,8 +109,8 @@ def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> Memor
 
 
 def is_memory_shortage(error: BaseException) -> bool:
-    """Return whether the cause is that the system refused to allocate memory, map a file, or start a thread."""
-    # The last one is the error of std::thread.
+    """Return whether an error's cause is that the system refused to allocate memory, map a file, or start a thread."""
+    # The last message is that of std::thread.
     thread_errors = ("can't start new thread", "unable to start watchdog thread", os.strerror(errno.EAGAIN))
     return (
         isinstance(error, MemoryError)

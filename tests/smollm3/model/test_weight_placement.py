@@ -94,7 +94,7 @@ def test_packing_weights_layer_by_layer_keeps_the_text(family: str, own_kernels:
             monkeypatch.setattr(huge_pages, "is_packed", lambda format: format.name in PACKED)
             steps = OneLayerAStep(monkeypatch, first)
             with Engine.load(demo_path(), weights="packed") as moved:
-                assert moved.weight_placement == "promoting 0 %"
+                assert moved.weight_placement == "0 % copied to huge pages"
                 steps.is_answering = True
                 assert answer(moved) == expected
                 assert moved.weight_placement == "packed"

@@ -325,7 +325,7 @@ def test_required_call_is_refused_without_a_tool_call_token(
 @pytest.mark.parametrize("begun", ["Well", '<tool_call>\n{"name": "add"'])
 def test_required_call_does_not_continue_a_begun_answer(demo_engine: Engine, choice: Any, begun: str) -> None:
     options = RequestOptions(thinking=False, continue_last=True, tools=TOOLS, tool_choice=choice)
-    with pytest.raises(InvalidRequestError, match="a required tool call cannot continue a begun answer") as caught:
+    with pytest.raises(InvalidRequestError, match="tool calls cannot be required for a continued answer") as caught:
         demo_engine.submit([*SUM, Message("assistant", begun)], options=options)
     assert caught.value.param == "continue_last"
 

@@ -72,12 +72,12 @@ class WeightPlacement:
 
     @property
     def state(self) -> str:
-        """Current placement: "mmap", "packed", "hugepages" (copied in the file's layout), or "promoting 40 %"."""
+        """Current placement: "mmap", "40 % copied to huge pages", "packed", or "hugepages" (in the file's layout)."""
         if self._adopted == self._total:
             return self._layout
         if self.finished.is_set():
             return "mmap"
-        return f"promoting {100 * self._adopted // self._total} %"
+        return f"{100 * self._adopted // self._total} % copied to huge pages"
 
     def stop(self) -> None:
         """Stop copying; adopted layers stay in use."""

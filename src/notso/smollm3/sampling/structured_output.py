@@ -312,7 +312,7 @@ def structured_output_for(
         return StructuredOutput(tokenizer, masked) if masked else None
     if started:
         if options.tool_choice == "required" or isinstance(options.tool_choice, ToolName):
-            raise InvalidRequestError("a required tool call cannot continue a begun answer", param="continue_last")
+            raise InvalidRequestError("tool calls cannot be required for a continued answer", param="continue_last")
         if not matcher.try_consume_all(tokenizer.encode(started)):
             raise InvalidRequestError("the text so far does not match the grammar", param="continue_last")
         if matcher.is_over:
