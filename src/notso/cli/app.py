@@ -126,7 +126,7 @@ def _drop_service_links() -> None:
 
 
 def _replace_missing_home() -> None:
-    # Containers may run under a user id without an account. Every command that needs no home directory works there.
+    # Containers may run under a user id without an account. Commands that need no home directory must work there.
     if not Path(os.environ.get("HOME", "")).is_absolute():
         os.environ.pop("HOME", None)
         home = os.path.expanduser("~")  # noqa: PTH111 - raises no error

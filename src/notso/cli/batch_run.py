@@ -390,7 +390,7 @@ BLAMED = "the engine failed twice while it was answering this request"
 
 
 def _is_engine_failure(error: Exception) -> bool:
-    # An error of the engine says nothing about the line. If the error were written, the next run would skip the line.
+    # An engine failure is not caused by the line. Its error is not written, because the next run would skip the line.
     from notso.smollm3.engine.engine_core import CLOSED, FAILED
     from notso.smollm3.errors import EngineLostError
 

@@ -40,7 +40,7 @@ _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
     *("header-decl", "footer-decl", "date-time-decl"),
 }
-_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))  # elements of styles, and their `display`
+_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))  # hiding elements, and their `display`
 
 
 @dataclass
@@ -48,9 +48,9 @@ class Page:
     blocks: list[str] = field(default_factory=list)
     paragraph: list[str] = field(default_factory=list)
     prefix: str = ""
-    tables: list[list[list[list[str]]]] = field(default_factory=list)  # table, row, cell, blocks
+    tables: list[list[list[list[str]]]] = field(default_factory=list)  # nesting: table, row, cell, block
     spans: list[int] = field(default_factory=list)  # number of columns that each open cell spans
-    reading_start: int = 0  # of the last ruby annotation
+    reading_start: int = 0  # start of the last ruby annotation
     outer: list[tuple[str, list[str]]] = field(default_factory=list)  # paragraphs around the open notes and text boxes
 
     def end_paragraph(self) -> None:

@@ -60,8 +60,8 @@ _LABELS = {
 _SAMPLE = 1 << 16
 _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
-MIN_ZEROS = 0.4  # share of zero bytes in UTF-16 text of Western languages
-MIN_ASCII_SHARE = 0.005  # share of ASCII characters in UTF-16 text, such as spaces
+MIN_ZEROS = 0.4  # minimum share of zero bytes in UTF-16 text of Western languages
+MIN_ASCII_SHARE = 0.005  # minimum share of ASCII characters, such as spaces, in UTF-16 text
 # Data in Base64, such as images in Markdown and notebooks: one line, or lines of equal length.
 _KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
@@ -140,8 +140,8 @@ _LATIN = (
     ("cp852", "IBM852", _CENTRAL),
     ("cp437", "IBM437", _WESTERN),
 )
-# Subtracted from the shares of encodings for Vietnamese and Baltic languages. A list of names may contain the same
-# letters, from several Western languages.
+# Subtracted from the shares of encodings for Vietnamese and Baltic languages. A list of names from several Western
+# languages may contain the same letters.
 _DOUBTS = {"cp1257": 0.015, "iso8859-13": 0.015, "cp1258": 0.15}
 
 

@@ -205,7 +205,7 @@ class _Shown:
         groups = _Groups(self.cells(sheet, name))
         for number, row in enumerate(rows):
             yield _added_to(row, groups.get(number), left)
-        # In XLSB files, the library skips errors of formulas, which may be the last cells.
+        # In XLSB files, the library skips errors in formulas, which may be in the last cells.
         yield from (_added_to((), cells, left) for _, cells in groups.rest())
 
 

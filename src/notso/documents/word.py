@@ -122,11 +122,11 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
 class _WordList:
     definition: str = ""  # id of the abstract list
     levels: dict[int, ListLevel] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)  # where this list restarts the numbers of its definition
+    starts: dict[int, int] = field(default_factory=dict)  # level -> first number, if the list restarts there
 
 
 class _WordLists:
-    # Lists by id, or by `name:` and their name. Lists with the same definition continue each other's numbers.
+    # Lists by id, or by `name:` and their name. Lists with the same definition share one numbering.
     def __init__(self, events: Iterable[XMLEvent]) -> None:
         self._linked_levels: dict[tuple[str, str], int] = {}  # definition and paragraph style -> level
         self._lists = {f"name:{name}": _WordList(name, _field_levels(each)) for name, each in _FIELD_LISTS.items()}

@@ -360,7 +360,7 @@ def _regex_part(source: str) -> Part:
     except PatternError as error:
         if _LOOK_AROUND.search(source):
             raise InvalidRequestError(f"the regular expression {error}: {shorten(source)}", param="grammar") from None
-        # llguidance may support syntax that is invalid in ECMA-262, so it gets the pattern unchanged.
+        # llguidance may support syntax that is invalid in ECMA-262, so the pattern is passed to it unchanged.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 

@@ -280,7 +280,7 @@ class QuoteIndex:
         key = key[order]
         tied = np.zeros(len(order), np.bool_)  # equal to the previous place in all bytes compared so far
         tied[1:] = key[1:] == key[:-1]
-        # Most remaining ties are repeated text, which is compared in longer blocks.
+        # Most remaining ties come from repeated text, which is compared in longer blocks.
         for depth in range(8, QUOTE_BYTES, BLOCK_BYTES):
             active, group = _tied_groups(tied)
             blocks = self._blocks[begin[order[active]] + depth]

@@ -292,7 +292,7 @@ class Sampler:
         self.params = params
         self.seed = seed & _WORD
         self.greedy = params.temperature < GREEDY_TEMPERATURE
-        biases = sorted(params.logit_bias.items())  # by id: ties go to the lowest
+        biases = sorted(params.logit_bias.items())  # sorted by id, so that ties go to the lowest
         self._bias_ids = np.array([token for token, _ in biases], np.intp)
         self._biases = np.array([bias for _, bias in biases], np.float32)
         self._filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0

@@ -81,7 +81,7 @@ class GrammarOutput(StructuredOutput):
     has_grammar = constrains_tool_calls = True
 
     # The grammar constrains the answer from its first token. Between the closing tag of the reasoning and the answer, a
-    # newline is also allowed. In reasoning, the grammar only masks end tokens.
+    # newline is also allowed. During reasoning, only end tokens are masked.
     # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
     # closing: number of tokens that end the reasoning.

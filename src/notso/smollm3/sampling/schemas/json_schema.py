@@ -165,7 +165,7 @@ def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
 
 
 def _longest_optional_run(schema: dict[str, Any], required: set[str]) -> int:
-    # required: names that any subschema requires, because several subschemas can describe the same object.
+    # required: names that at least one subschema requires, because several subschemas can describe the same object.
     run = longest = 0
     for name, each in schema.get("properties", {}).items() if "object" in schema.get("type", "object") else ():
         run = 0 if name in required else run + (each is not False)

@@ -122,7 +122,8 @@ def has_lookaround(pattern: str) -> bool:
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
-    """Return patterns in the library's dialect. A text matches `pattern` if it matches them all. Raises PatternError.
+    """Return patterns in the library's dialect. A text matches `pattern` if it matches all of them. Raises
+    PatternError.
 
     Takes linear time, plus a bounded time for lookarounds.
     """
