@@ -34,7 +34,7 @@ def dataset(
         typer.Option(
             "--documents",
             metavar="LIBRARY",
-            help="Instead of conversations, write questions about this library's documents, answered with quotations.",
+            help="Instead of conversations, write questions about the library's documents and answers that quote them.",
             show_default=False,
         ),
     ] = None,
@@ -54,8 +54,8 @@ def dataset(
 ) -> None:
     """Export conversations as a fine-tuning dataset.
 
-    Each chat becomes one row in TRL's conversational format, with its visible branch and with its documents as they
-    appear in prompts. Temporary and deleted chats are left out. With --documents, the rows are questions about the
+    Each chat becomes one row in TRL's conversational format: the messages of its visible branch, and its documents as
+    they appear in prompts. Temporary and deleted chats are left out. With --documents, the rows are questions about the
     texts of a library: each answer first quotes the document, or says that the text does not mention what was asked.
     Nothing leaves this machine, and only you can read the file.
     """

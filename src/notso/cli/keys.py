@@ -53,7 +53,7 @@ def keys(
     directory, restart the server. Keys in a database (DATABASE_URL) apply to all servers that use the database.
 
     `remove` permanently deletes a key, or a signed-in user such as proxy:ann, with all chats, documents and usage. If
-    these are stored in a data directory, stop the server first, or use its administration page.
+    these are stored in a data directory, stop the server first, or use the server's administration page.
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")

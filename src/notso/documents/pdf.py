@@ -281,7 +281,7 @@ def _is_superscript(box: Box, base: Box) -> bool:
 
 
 def _is_subscript(box: Box, base: Box) -> bool:
-    # Smaller text that is not lowered ends above the end of the larger text.
+    # Smaller text extends below the larger text only if it is lowered.
     height = _height(base)
     return (
         0 < MIN_SUPERSCRIPT_HEIGHT * height <= _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
@@ -305,7 +305,7 @@ def join_hyphenated(text: str) -> str:
 
 
 def remove_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without headers and footers, which are the same, except for page numbers, on most pages."""
+    """Return pages without headers and footers: lines that are the same on most pages, except for page numbers."""
     split = [page.strip("\n").split("\n") for page in pages]
     places: dict[tuple[bool, str], list[tuple[int, str]]] = {}  # (top, line without numbers) -> pages and lines
     for page, lines in enumerate(split):
@@ -335,7 +335,7 @@ def _numbered_alike(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _most_frequent(values: Iterable[T]) -> tuple[T, int]:
-    # Counter.most_common imports a module, which the sandbox prevents.
+    # Counter.most_common imports a module, and the sandbox prevents imports.
     return max(Counter(values).items(), key=lambda each: each[1])
 
 

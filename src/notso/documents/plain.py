@@ -35,7 +35,7 @@ _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
 }
-_UNKNOWN_LABELS = {  # labels that browsers know but Python does not, by encoding
+_UNKNOWN_LABELS = {  # labels that browsers support but Python does not, by encoding
     "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8",
     "iso8859-6": "iso-8859-6-e iso-8859-6-i csiso88596e csiso88596i",
     "iso8859-7": "sun_eu_greek",

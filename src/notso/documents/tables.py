@@ -28,9 +28,9 @@ HEADER_EVERY = 40
 MAX_CELLS = 2_000_000
 MAX_INTEGER = 1 << 53  # integers up to this one are exact floats
 _DELIMITERS = "\t;|,"  # in order of preference; the comma is last, because it is common within cells
-_DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # the first line of files for Excel
+_DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # optional first line of files for Excel
 _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and line breaks
-# A column of numbers with decimal commas, below its name.
+# The name of a column, and numbers with decimal commas below it.
 _DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")
 _SAMPLE = 1 << 16
 
@@ -59,9 +59,9 @@ _ODS_ERROR = re.compile(rb"\s*<text:p>([^<>]{1,100})<")
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
 _MAX_COLUMNS = 1_000  # maximum repetitions of a cell
 _MAX_SHEET_COLUMNS = 16_384
-_MAX_FORMAT = 255  # characters
+_MAX_FORMAT = 255  # maximum characters of a number format
 _SIGNS = "-\u2212() "
-_SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # of a number format
+_SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # a section of a number format
 _MAX_STYLES = 100  # maximum in one pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
@@ -240,7 +240,7 @@ class _ShownInArchive(_Shown):
         self._units = [_STRUCK * (font in struck) + units.get(form, "") for form, font in styles]
 
     def _read_xml(self) -> tuple[dict[str, str], dict[int, str], set[int], list[tuple[int, int]]]:
-        # Returns relationships by name of the sheet, formats by number, the numbers of fonts with struck text, and the
+        # Returns relationships by name of the sheet, formats by number, the numbers of strikethrough fonts, and the
         # numbers of the format and the font of each style.
         sheets = {
             each["name"]: each.get("id", "")

@@ -345,7 +345,7 @@ class _OutputLogger:
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:
-    with process:  # at its end, the context closes the output and waits for the process
+    with process:  # on exit, the context manager closes the output and waits for the process
         process.kill()
 
 
