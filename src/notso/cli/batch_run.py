@@ -121,7 +121,7 @@ class BatchOutput:
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_BYTES_AT_ONCE), b""), start=1):
             if not line.endswith(b"\n") and _may_be_partial_answer(line, request_ids):
-                line += self._file.readline()  # with log probabilities, an answer can have hundreds of megabytes
+                line += self._file.readline()  # with log probabilities, an answer can take hundreds of megabytes
                 if not line.endswith(b"\n"):  # truncated by a crash
                     break
             answer = _json_object(line)
@@ -390,7 +390,8 @@ BLAMED = "the engine failed twice while it was answering this request"
 
 
 def _is_engine_failure(error: Exception) -> bool:
-    # An engine failure is not caused by the line. Its error is not written, because the next run would skip the line.
+    # An engine failure may have another cause than the line. If its error were written, the next run would skip the
+    # line.
     from notso.smollm3.engine.engine_core import CLOSED, FAILED
     from notso.smollm3.errors import EngineLostError
 

@@ -25,8 +25,8 @@ _SIMPLE = ("", "mn", "mi", "mo", "mtext", "ms", "r", "t")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
 _TEX = ("application/x-tex", "TeX", "LaTeX")
 
-MAX_LEVEL = 8  # of lists; the outermost level is 0
-MAX_LABEL = 100  # characters
+MAX_LEVEL = 8  # maximum level of lists; the outermost level is 0
+MAX_LABEL = 100  # maximum characters of a label
 # Other names of number formats, in HTML, style sheets and Office Open XML.
 _FORMATS = {
     **dict.fromkeys(("lower-alpha", "lower-latin"), "a"),

@@ -362,7 +362,7 @@ def _style_form(style: str) -> type[str] | None:
 
 
 def class_forms(sheet: str) -> dict[str, type[str]]:
-    """Return the classes for superscripts, subscripts and struck text in a style sheet."""
+    """Return the classes for superscripts, subscripts and struck-through text in a style sheet."""
     forms: dict[str, type[str]] = {}
     for rule in sheet.split("}"):
         selectors, _, style = rule.rpartition("{")

@@ -264,7 +264,7 @@ def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     styles = _ODFStyles()
-    styles.read(optional_events(archive, "styles.xml"), "automatic-styles")  # of headers and footers
+    styles.read(optional_events(archive, "styles.xml"), "automatic-styles")  # styles of headers and footers
     styles.read(xml_events(archive.pieces("content.xml")), "body")
     events = dropwhile(_is_before_body, xml_events(archive.pieces("content.xml")))
     yield from _ODFReader(styles, events, archive).read()
@@ -470,7 +470,7 @@ class _FB2Reader(PageReader):
         super().__init__()
         self._depth, self._in_title = 0, False
         self._form: type[str] = str
-        self._note_start = 0  # of the last link in its paragraph; negative: not to a note
+        self._note_start = 0  # start of the last link in its paragraph; negative if it is not to a note
 
     def read_text(self, text: str) -> None:
         self.page.paragraph.append(self._form(re.sub(r"\s+", " ", text)))
@@ -649,7 +649,7 @@ def _odf_level(event: XMLEvent) -> ListLevel:
         form = "lowerLetter" if form == "a" else "upperLetter"
     shown = ".".join(f"%{each}" for each in range(max(1, level - event.number("display-levels") + 1), level + 1))
     text = given.get("num-prefix", "") + shown * (form != "none") + given.get("num-suffix", "")
-    text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # LibreOffice's
+    text = re.sub("%([1-9])%", r"%\1", given.get("num-list-format", "")) or text  # LibreOffice's attribute
     if form == "none" and (event.name == "list-level-style-bullet" or not re.search(r"[^\W\d]", text)):
         text = ""
     return ListLevel(form, text, event.number("start-value"))

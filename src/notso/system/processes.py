@@ -57,8 +57,8 @@ def is_public_address(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return inner.is_global and not inner.is_multicast
-        # `is_global` is also true outside of the space for public addresses: for site-local addresses, and for the
-        # prefixes 64:ff9b:1::/48 (local NAT64) and ::/96, which contain IPv4 addresses.
+        # `is_global` is also true for addresses that are not public: site-local addresses, and the prefixes
+        # 64:ff9b:1::/48 (local NAT64) and ::/96, which contain IPv4 addresses.
         return ip in ipaddress.ip_network("2000::/3") and ip.is_global
     return ip.is_global and not ip.is_multicast
 

@@ -310,7 +310,7 @@ class TokenLimit:
         return self._extent.extent.least
 
     def exclude_calls(self) -> None:
-        """Leave tool calls out of the estimates, because an answer was begun instead."""
+        """Leave tool calls out of the estimates, because an answer has begun instead."""
         self._extent = self._extent.answer or self._extent
 
     def distance(self, matcher: MatcherProtocol, most: int, state: JsonState) -> int | None:
