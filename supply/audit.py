@@ -9,6 +9,7 @@ the online check was not possible.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import importlib.metadata
 import json
@@ -65,17 +66,19 @@ def versions(installed: Iterable[importlib.metadata.Distribution], pinned: dict[
 def changed_files(installed: Iterable[importlib.metadata.Distribution]) -> Iterator[str]:
     """Yield files that differ from their package's record."""
     for distribution in installed:
-        if distribution.files is None:
+        record = distribution.read_text("RECORD")  # from Python 3.12, `files` omits missing files
+        if record is None:
             yield f"{name_of(distribution)} has no RECORD of its files"
-        for file in distribution.files or ():
-            if file.hash is None:
+        for file, recorded, _ in csv.reader((record or "").splitlines()):
+            if not recorded:
                 continue  # compiled code and the record itself
-            path = Path(str(file.locate()))
+            path = Path(str(distribution.locate_file(file)))
             if not path.is_file():
                 yield f"{name_of(distribution)}: {file} is missing"
                 continue
-            digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, path.read_bytes()).digest())
-            if digest.decode().rstrip("=") != file.hash.value:
+            algorithm, _, value = recorded.partition("=")
+            digest = base64.urlsafe_b64encode(hashlib.new(algorithm, path.read_bytes()).digest())
+            if digest.decode().rstrip("=") != value:
                 yield f"{name_of(distribution)}: {file} was changed after installation"
 
 
