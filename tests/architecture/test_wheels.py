@@ -85,7 +85,8 @@ READ_OF_PYCONFIG = {
     "SIZEOF_INT": "4", "SIZEOF_LONG": "8", "SIZEOF_PID_T": "4", "SIZEOF_VOID_P": "8", "SIZEOF_WCHAR_T": "4",
     "WITH_DOC_STRINGS": "1",
     "AC_APPLE_UNIVERSAL_BUILD": "", "size_t": "", "socklen_t": "", "gid_t": "", "uid_t": "", "HAVE_STD_ATOMIC": "1",
-    "HAVE_BUILTIN_ATOMIC": "1", "PY_FORMAT_SIZE_T": '"z"', "WORDS_BIGENDIAN": "",
+    "HAVE_BUILTIN_ATOMIC": "1", "PY_FORMAT_SIZE_T": '"z"', "WORDS_BIGENDIAN": "", "HAVE_PTHREAD_STUBS": "",
+    "HAVE_SYS_TYPES_H": "1", "Py_GIL_DISABLED": "", "_Py_STACK_GROWS_DOWN": "1",
 }  # fmt: skip
 OF_THE_BUILD = {"ALIGNOF_MAX_ALIGN_T", "Py_ENABLE_SHARED", "Py_PYCONFIG_H"}
 OF_THE_C_LIBRARY = re.compile(
@@ -111,7 +112,10 @@ def test_pyconfig_macros_used_by_headers_agree_with_macos() -> None:
     ]
     said = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True, check=True).stdout
     read = set(re.findall(r"^#(?:define|undef) (\w+)", said, re.MULTILINE))
-    config = Path(sysconfig.get_config_h_filename()).read_text()
+    file = Path(sysconfig.get_config_h_filename())
+    config = file.read_text()
+    for name in re.findall(r"^#\s*include <(\S+)>", config, re.MULTILINE):  # Debian: a file for each architecture
+        config += (file.parents[1] / name).read_text() if (file.parents[1] / name).exists() else ""
     here = dict(re.findall(r"^#define (\w+)[ \t]*(.*)$", config, re.MULTILINE))
     here |= dict.fromkeys(re.findall(r"^/\* #undef (\w+) \*/", config, re.MULTILINE), "")
     found = {name for name in read & set(here) if not OF_THE_C_LIBRARY.fullmatch(name)} - OF_THE_BUILD
