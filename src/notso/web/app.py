@@ -146,8 +146,8 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
 
 
 TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
-# Longer than the 10 s for which the page offers undo. While the pointer is on the toast, the page offers it for longer;
-# then it may respond that the deletion can no longer be undone.
+# Longer than the 10 s for which the page offers undo. While the pointer is over the toast, the page extends the offer,
+# but undo may then be refused.
 UNDO_SECONDS = 15.0
 PURGE_SECONDS = 30.0
 TRIM_SECONDS = 60.0
@@ -330,7 +330,7 @@ def create_app(
     for kind in (Problem, NotsoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _show_problem)
     app.add_exception_handler(ClientDisconnect, _handle_disconnect)
-    app.add_exception_handler(Exception, _show_internal_error)  # of middleware
+    app.add_exception_handler(Exception, _show_internal_error)  # errors raised by middleware
     return app
 
 
@@ -503,7 +503,8 @@ async def _show_problem(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    # Starlette names the methods of the first route with this path, but each method of a path has its own route.
+    # Starlette's Allow header lists only the methods of the first route with this path, but each method has its own
+    # route.
     routes = (route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE)
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 

@@ -170,7 +170,7 @@ class ChatServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._connection_limiter.close()
-        self._notso_app.state.parts.chat.feed.close()  # otherwise feed streams would never end
+        self._notso_app.state.parts.chat.feed.close()  # otherwise, feed streams would never end
         await super().shutdown(sockets)
 
     async def main_loop(self) -> None:

@@ -68,7 +68,7 @@ class Tracing:
         span.end()
 
     def on_generation_end(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        # The engine reports only durations, so start times are computed backwards from the end.
+        # The engine reports only durations, so start times are computed backward from the end.
         end = time.time_ns()
         durations = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         if usage is not None:

@@ -39,7 +39,7 @@ SESSION_IDLE_SECONDS = 7 * 86_400.0
 SESSION_RENEWAL_SECONDS = 3600.0
 """Minimum interval between renewals of a session's expiry in the shared storage."""
 SESSION_END_SECONDS = 1.0
-"""Time for which requests that are running at the end of their session may continue."""
+"""Time for which running requests may continue after their session has ended."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """ASGI scope entry that marks a request with an invalid API key. RateLimit counts such requests per address."""
@@ -71,7 +71,10 @@ NOBODY = Caller("nobody", "nobody")
 
 class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller, or None if not signed in. Implementations take bounded time and never raise."""
+        """Return the caller, or None if not signed in.
+
+        Implementations must return in bounded time and must not raise.
+        """
 
 
 class KeyStore(Protocol):
@@ -101,7 +104,7 @@ class PeerAddress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address, *port = scope.get("client") or ("",)
-        # A socket for both IPv6 and IPv4 reports the IPv4 address 192.0.2.1 as ::ffff:192.0.2.1.
+        # A dual-stack socket reports the IPv4 address 192.0.2.1 as ::ffff:192.0.2.1.
         scope[PEER] = address.removeprefix("::ffff:") if "." in address else address
         if port:
             scope["client"] = (scope[PEER], *port)
@@ -109,14 +112,14 @@ class PeerAddress:
 
 
 def ipv4_network(network: str) -> str:
-    """Convert a network of IPv4-mapped addresses to IPv4, the form in which `PeerAddress` saves peers."""
+    """Convert a network of IPv4-mapped addresses to IPv4, the form that `PeerAddress` stores."""
     parsed = ipaddress.ip_network(network)
     mapped = getattr(parsed.network_address, "ipv4_mapped", None)
     return f"{mapped}/{parsed.prefixlen - 96}" if mapped is not None and parsed.prefixlen >= 96 else network
 
 
 def is_in_networks(host: str, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    """Whether `host` is an address in one of the networks. IPv4-mapped addresses count as IPv4."""
+    """Return whether `host` is an address in one of the networks. IPv4-mapped addresses count as IPv4."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -174,9 +177,9 @@ class SharedStorage(Protocol):
 
 
 class KeyRing:
-    """Holds the hash of the server's API key, the browser sessions, and the sign-in methods.
+    """Holds the browser sessions, the sign-in methods, and the hash of the server's API key.
 
-    Replicas with equal API keys and sign-in `rules` share sessions through `storage`.
+    Replicas with the same API key and sign-in `rules` share sessions through `storage`.
     """
 
     def __init__(
@@ -220,10 +223,10 @@ class KeyRing:
         return token
 
     async def end_session(self, token: str, request: Request | None = None) -> None:
-        """End the session of a cookie value on all replicas, and soon its running requests except `request`."""
+        """End the session of a cookie value on all replicas, and its running requests except `request` soon after."""
         # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
-        # is stored that outlives the session. The message is sent afterward: a replica that loads the session
-        # meanwhile either finds the revocation or receives the message.
+        # is stored that outlives the session. The other replicas are notified afterward: one that loads the session
+        # meanwhile either finds the revocation or receives the notification.
         digest = _digest(token)
         if self._storage is not None:
             await self._storage.set_value(_revocation_key(digest), "1", SESSION_SECONDS)
@@ -262,7 +265,8 @@ class KeyRing:
         token = request.cookies.get(cookie_name(request), "")
         if (session_caller := await self._resume_session(token)) is not None:
             if (connection := connection_of(request.scope)) is not None:
-                # Immediately, because a request that is not listed when the session ends would continue.
+                # Register the request immediately, because one that is not registered when the session ends would
+                # continue.
                 self._sessions[_digest(token)].running[connection.cycle] = weakref.ref(connection)
             # If the session's key was revoked, deny access even on an open server: the sender is not the local user.
             return await self.with_current_key(session_caller)
@@ -292,18 +296,19 @@ class KeyRing:
         if session is None or session.is_expired(now):
             return None
         session.used = now
-        if now - session.shared >= SESSION_RENEWAL_SECONDS:  # also true for every session that was just loaded
+        if now - session.shared >= SESSION_RENEWAL_SECONDS:  # always true if the session was just loaded
             if self._storage is not None:
                 if session.shared and self._storage.is_unreachable:
                     return session.caller  # without waiting; the next request after the outage renews the session
-                # If the storage is unreachable, continue known sessions only: a loaded one may have been revoked.
+                # If the storage is unreachable, accept only sessions that were checked before: others may have been
+                # revoked.
                 unknown = None if session.shared else "1"
                 if await self._storage.get_value(_revocation_key(digest), unknown) is not None:
                     self._drop(digest)
                     return None
             session.shared = now
             await self._share_session(digest, session)
-        return session.caller if self._sessions.get(digest) is session else None  # None: ended in the meantime
+        return session.caller if self._sessions.get(digest) is session else None  # None: it has just been ended
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
         # At the limit, end the oldest session of the owner with the most sessions. Otherwise, one user could sign out
@@ -322,7 +327,7 @@ class KeyRing:
             del digests[digest]
             if not digests:
                 del self._digests_by_owner[session.caller.owner]
-            # Not at once, so that short requests complete: a second click on the sign-out button would show an error.
+            # Not at once, so that short requests complete: otherwise, a second click on "sign out" would show an error.
             for cycle, reference in session.running.items():
                 if (connection := reference()) is not None:
                     connection.loop.call_later(SESSION_END_SECONDS, connection.close_during, cycle)

@@ -34,11 +34,11 @@ accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
-# Interval at which the keys of running requests are looked up. Another process may have revoked them.
+# Interval at which the keys of running requests are checked, because another process may revoke them.
 KEY_CHECK_SECONDS = 1.0
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
-# Connections being accepted at once. A higher maximum would let newer connections evict a client before it has sent
-# anything.
+# Maximum number of connections being accepted at a time. A higher maximum would let newer connections evict a client
+# before it has sent anything.
 MAX_ACCEPTING = 32
 RETRY_SECONDS = 0.002
 """Pause after a failure to accept a connection. Each failure evicts some of the connections that wait for their
@@ -273,7 +273,8 @@ class ClientConnection(H11Protocol):
         self._start_header_timer()
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Java's HTTP client offers HTTP/2 with every request. uvicorn would log the advice to install WebSockets.
+        # Java's HTTP client offers HTTP/2 with every request. For each, uvicorn would log advice to install a WebSocket
+        # library.
         pass
 
     def data_received(self, data: bytes) -> None:
@@ -394,7 +395,7 @@ class KeyWatch:
 
     def __init__(self, valid_ids: Callable[[Collection[str]], Awaitable[set[str]]]) -> None:
         self._valid_ids = valid_ids
-        self._running: dict[object, tuple[ClientConnection, str]] = {}  # by uvicorn's object for the response
+        self._running: dict[object, tuple[ClientConnection, str]] = {}  # keys: uvicorn's objects for the responses
         self._task: asyncio.Task[None] | None = None
 
     def add(self, scope: Scope, key_id: str) -> None:
@@ -404,7 +405,7 @@ class KeyWatch:
             return
         self._running[connection.cycle] = connection, key_id
         if self._task is None:
-            # An empty context, because the task outlives the request.
+            # The context is empty, because the task outlives the request.
             self._task = asyncio.create_task(self._check_periodically(), context=Context())
 
     async def _check_periodically(self) -> None:

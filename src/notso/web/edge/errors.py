@@ -226,7 +226,8 @@ class UnexpectedErrors:
     """ASGI middleware that responds to an exception of type `kind` with `handler`, unless the response has begun."""
 
     # Starlette calls its handler for Exception outside all middleware, and uvicorn then closes the connection, on which
-    # the client may have sent the next request. Requests that the server sends to itself also pass through this one.
+    # the client may have sent the next request. Requests that the server sends to itself also pass through this
+    # middleware.
 
     def __init__(
         self, app: ASGIApp, kind: type[BaseException], handler: Callable[[Request, Any], Awaitable[Response]]
@@ -253,7 +254,7 @@ class UnexpectedErrors:
 
 
 async def show_stopping(request: Request, error: asyncio.CancelledError) -> Response:
-    """Return the response to a request that shutdown cancels, for which uvicorn would send a 500."""
+    """Return the response to a request canceled by shutdown. Without it, uvicorn would send a 500."""
     return PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})
 
 

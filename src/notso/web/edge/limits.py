@@ -63,7 +63,7 @@ MIB = 1 << 20
 MAX_BODY_BYTES = MIB
 MAX_FILE_BYTES = 16 * MIB
 MAX_REQUEST_BYTES = 24 * MIB
-"""Limit of API requests: a file of MAX_FILE_BYTES, which Base64 makes a third longer, with 2 MiB of conversation."""
+"""Limit of API requests: a file of MAX_FILE_BYTES in Base64 (a third longer), and at least 2 MiB of conversation."""
 LARGER_BODIES = {
     **dict.fromkeys(("/import", "/attachments", "/documents", "/v1/files"), MAX_FILE_BYTES),
     **dict.fromkeys(
@@ -77,14 +77,14 @@ LARGER_BODIES = {
         MAX_REQUEST_BYTES,
     ),
 }
-"""Body limits of paths at which MAX_BODY_BYTES does not apply."""
+"""Body limits of paths to which MAX_BODY_BYTES does not apply."""
 
 MOST_BYTES = 4 * MAX_REQUEST_BYTES
 """Budget for the bodies being received or parsed."""
 
 SMALL_SHARE = 4
-"""In total, the bodies may exceed the budget by 1/SMALL_SHARE of it, the maximum size of one request. Only owners that
-hold at most this share may use the extra memory."""
+"""Together, the bodies may exceed the budget by 1/SMALL_SHARE of it (the maximum size of one request). Only owners
+whose bodies take no more than that may use this extra memory."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
@@ -107,7 +107,7 @@ def available_bytes() -> int:
 
 
 class BodyError(Exception):
-    """A request's body was refused. RequestLimits responds."""
+    """A request's body was refused. RequestLimits sends the response."""
 
 
 class RequestTooSlowError(BodyError): ...
@@ -257,7 +257,7 @@ PIECE_BYTES = 64 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
 RELEASE_BODY = "notso.release_body"
-"""ASGI scope entry: function to call when the body is no longer in memory, although the response has not started."""
+"""ASGI scope entry: function to call if the body is freed before the response starts."""
 RETRY_SECONDS = 5
 """Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be evicted."""
 
@@ -326,7 +326,7 @@ class RequestLimits(HttpMiddleware):
 class ChunkedBodies(HttpMiddleware):
     """Sends large response bodies in pieces and limits their total size.
 
-    Above the limit, it drops connections, starting with the client that stopped reading earliest. Clients that are
+    Above the limit, it drops connections, starting with that of the client that stopped reading first. Clients that are
     reading keep their connections.
     """
 

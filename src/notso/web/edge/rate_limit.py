@@ -33,7 +33,7 @@ class Counters(Protocol):
         """Count an event if the limit allows it; return whether it does."""
 
     async def free_at(self, limit: RateLimitItemPerMinute, kind: str, client: str) -> float:
-        """Return the wall-clock time in seconds when the oldest event expires."""
+        """Return the wall-clock time in seconds at which the oldest event expires."""
 
 
 class LocalCounters:

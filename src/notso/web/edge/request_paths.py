@@ -1,4 +1,4 @@
-"""Paths of requests that differ from the paths of routes.
+"""Conversion of request paths that differ from the paths of routes.
 
 Routes are declared without the base path under which a proxy publishes the server, such as /chat. `BasePath` removes it
 from the paths of requests and adds it to paths in response headers; `BasePathExtension` adds it to the links in

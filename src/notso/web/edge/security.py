@@ -4,8 +4,8 @@ The checks use the raw `Host` header and `scope["path"]`, never a URL built from
 question mark, the path of such a URL differs from the path that is routed; in other servers, this has allowed access to
 guarded routes without a key.
 
-Origin rules let pages of other sites use the API; cookies of such requests are ignored. They do not apply to the chat
-pages. On the port that imitates Ollama, Ollama's default origins are also allowed.
+Origin rules let pages of other sites use the API; cookies of such requests are ignored. The rules do not apply to the
+chat pages. On the port that imitates Ollama, Ollama's default origins are also allowed.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class CrossSiteGuard(HttpMiddleware):
         origins = header_values(scope, b"origin")
         if not origins:
             # Clients other than browsers send neither header. Browsers omit both for reads over HTTP (other than on
-            # loopback), but these do not send the session's cookie, which is SameSite=Strict.
+            # loopback), but such cross-site reads do not carry the session's cookie, which is SameSite=Strict.
             return True
         host = header_values(scope, b"host")[0].lower()
         return len(origins) == 1 and _origin_host(origins[0]) == host

@@ -127,7 +127,7 @@ def watch(process: int, tick_s: float, most: int) -> None:
 
 
 def _wait_tick(tick_s: float) -> bool:
-    # Returns False at once if the server exits, which closes its end of the pipe.
+    # Returns False as soon as the server exits, because that closes its end of the pipe.
     poll = select.poll()
     poll.register(0, 0)  # poll() reports a hang-up even if no events are requested
     return not poll.poll(1000 * tick_s)

@@ -76,7 +76,7 @@ class ServedModel:
     def mark_loaded(self, engine: ChatEngine) -> None:
         self.loads += 1
         self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"
-        self.keep_alive_s = None  # it may be that of a request to unload
+        self.keep_alive_s = None  # the current value may come from a request to unload
         if self.info is not None and self.info.path:
             self.path = Path(self.info.path).resolve()
 
@@ -339,8 +339,8 @@ class EngineHost:
             loads = served.loads
 
             def on_lost() -> None:
-                # Called from any thread. It must not refer to the engine: a reference cycle would delay the release of
-                # the engine's memory.
+                # Called from any thread. This function must not refer to the engine: a reference cycle would delay the
+                # release of the engine's memory.
                 self._call_on_loop(lambda: self._reload_lost_engine(served, loads))
 
             engine.when_lost(on_lost)

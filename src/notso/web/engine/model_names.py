@@ -61,7 +61,7 @@ def reported_model_info(host: EngineHost, choice: ModelChoice, info: ModelInfo) 
 
 
 def adapter_names(served: ServedModel) -> list[str]:
-    """Return the names of a model's adapters, even while it is unloaded. Thread-safe."""
+    """Return the names of a model's adapters, even while the model is unloaded. Thread-safe."""
     if (engine := served.engine) is not None:  # read once, because the event loop may unload the model
         return list(engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
@@ -176,7 +176,7 @@ class ModelFacts:
 
 
 def model_facts(engine: EngineHost) -> ModelFacts | None:
-    """Return the default model's facts, or None while it is not loaded."""
+    """Return properties and statistics of the default model, or None while it is not loaded."""
     info, stats = engine.info, engine.stats()
     if info is None or stats is None:
         return None
@@ -199,7 +199,7 @@ async def engine_if_loaded(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
     """Return the engine (None if the model is unknown or not loaded) and the resolved choice."""
-    # Callers skip their work if it would require loading a model.
+    # For callers that skip their work if it would require loading a model.
     try:
         choice = await resolve_model_choice(host, registry, name)
     except Problem:

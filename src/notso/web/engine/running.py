@@ -34,7 +34,7 @@ from notso.web.values.quotas import MaxTokenUse, Reservation
 
 
 class Quotas(Protocol):
-    """Use on the event loop."""
+    """Token quotas of owners. Use on the event loop."""
 
     def has_quota(self, owner: str) -> bool: ...
 
@@ -90,7 +90,7 @@ class Submissions:
 
 
 LARGE_PROMPT = 4 << 20
-"""Characters in the `repr` of messages and tools."""
+"""Size above which a prompt is large: characters in the `repr` of messages and tools."""
 
 
 def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:
@@ -104,7 +104,7 @@ def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: Reque
 
 
 def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
-    """Raises ModelError. Blocks."""
+    """Return the most tokens that a submission can use. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):
@@ -250,7 +250,7 @@ class RunningRequest:
     async def reserve(self, engine: ChatEngine, submit: Submitter, off_loop: OffLoop | None = None) -> Submitter:
         """Reserve quota until `close`; return `submit` with `max_tokens` limited to the reservation.
 
-        Repeated calls with an equal `submit` reserve once. Raises QuotaError, StorageError or ModelError.
+        Repeated calls with an equal `submit` reserve only once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._requests.quotas
         if quotas is None or not quotas.has_quota(self.owner):
@@ -370,8 +370,8 @@ class RunningRequest:
                     generation.stop()
                     return
         finally:
-            # Done here, because `begin` can be canceled while this thread continues. After an error, the generations
-            # that began before it must still be followed.
+            # Called here, because `begin` can be canceled while this thread continues, and after an error, because the
+            # generations that began before it must still be followed.
             self._requests.wakes.wake(self._loop, self._follow_generations)
 
     def _on_write(self) -> None:

@@ -5,8 +5,8 @@ the streams of the logs that this replica copies. While the Valkey server is unr
 reachable again, each replica sends whole logs, and calls the functions in `at_gap`. Therefore, the Valkey server may
 even lose all its data.
 
-`ValkeyCounters` counts requests over all replicas, with the scripts of the `limits` library. While the Valkey server is
-unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
+`ValkeyCounters` counts requests across all replicas, with the scripts of the `limits` library. While the Valkey server
+is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
-    """Call `start` and then `work` in threads; return the result. Cancellation kills the child."""
+    """Start a child with `start` and return `work(child)`; both run in threads. Cancellation kills the child."""
     loop = asyncio.get_running_loop()
     starting = loop.run_in_executor(None, start)
     try:

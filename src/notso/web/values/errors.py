@@ -13,7 +13,7 @@ from notso.smollm3 import Sentence as Sentence
 
 
 class WebError(NotsoError):
-    """Error of the web layer."""
+    """Base class of the web layer's errors."""
 
 
 class SettingsError(WebError, ValueError):

@@ -17,7 +17,7 @@ MAX_OVERLOAD = 4
 
 
 def has_capacity(taken: Mapping[str, int], owner: str, most: int) -> bool:
-    """Return whether an owner may take another place; `most` is the capacity."""
+    """Return whether an owner may take another slot; `most` is the capacity."""
     total, share = sum(taken.values()), max(1, most // len({*taken, owner}))
     return total < most or (taken.get(owner, 0) < share and total < MAX_OVERLOAD * most)
 
@@ -47,11 +47,11 @@ class FairQueue:
         await self._acquire(owner)
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
-        except BaseException:  # no thread could be started, so free the place
+        except BaseException:  # no thread could be started, so free the slot
             self._release(owner)
             raise
         running.add_done_callback(lambda done: self._on_done(owner, done))
-        return await asyncio.shield(running)  # shielded, because a thread cannot be canceled and keeps its place
+        return await asyncio.shield(running)  # shielded, because a thread cannot be canceled and keeps its slot
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
@@ -90,7 +90,7 @@ class FairQueue:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # granted, but unused
+            if turn.done() and not turn.cancelled():  # the turn was granted, but is not used
                 self._release(owner)
             raise
 

@@ -26,7 +26,7 @@ def new_tool_use_id() -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` is a lower-case UUID."""
+    """Return whether `text` is a lower-case UUID."""
     return _UUID.fullmatch(text) is not None
 
 

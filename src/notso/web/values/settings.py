@@ -351,7 +351,7 @@ def _is_host_name(name: str) -> bool:
 
 
 def is_engine_url(url: str) -> bool:
-    """Whether a URL consists only of a scheme, a host and an optional port."""
+    """Return whether a URL consists only of a scheme, a host and an optional port."""
     try:
         parts = urlsplit(url)
         return (
@@ -369,12 +369,12 @@ def is_engine_url(url: str) -> bool:
 
 
 def is_base_path(text: str) -> bool:
-    """Whether `text` is a path such as /chat or /tools/chat, without a trailing slash."""
+    """Return whether `text` is a path such as /chat or /tools/chat, without a trailing slash."""
     return _BASE_PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is reachable only from this machine."""
+    """Return whether `host` is reachable only from this machine."""
     if host.lower() == "localhost":
         return True
     try:

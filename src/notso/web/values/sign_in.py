@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 20
 MAX_NAME_CHARACTERS = 128
 T = TypeVar("T")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
-_MAPPED_IPV4 = ipaddress.ip_network("::ffff:0:0/96")  # all IPv4 addresses, as seen by a socket for IPv6
+_MAPPED_IPV4 = ipaddress.ip_network("::ffff:0:0/96")  # all IPv4 addresses, as an IPv6 socket reports them
 
 
 def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
@@ -185,7 +185,7 @@ def _is_needed(field: Any) -> bool:
 
 
 def is_user_name(name: str) -> bool:
-    """Whether a name is 1 to 128 visible characters. Invisible ones could make it look like an operator's name."""
+    """Return whether a name is 1 to 128 visible characters. Invisible ones could imitate an operator's name."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
 
 

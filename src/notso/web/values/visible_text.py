@@ -17,7 +17,7 @@ def is_visible(character: str) -> bool:
 
 def visible(text: str) -> str:
     """Escape invisible characters, as in \\u{202e}; keep newlines."""
-    # Looking at each different character once is much faster for long texts.
+    # Checking each distinct character only once is much faster for long texts.
     hidden = {ord(each) for each in set(text) if each != "\n" and not is_visible(each)}
     return text.translate({each: f"\\u{{{each:x}}}" for each in hidden}) if hidden else text
 

@@ -372,7 +372,7 @@ class EngineLink:
             raise EngineError(error_from_wire(line["error"]).sentence)
         if "known" in line:
             with self._changed:
-                self._streamed_by = line.get("id", True)  # True: the result of `submit` in releases without ids
+                self._streamed_by = line.get("id", True)  # True: `submit` returns True in releases without session ids
             self._end_lost_answers(self._resumed.difference(line["known"]))
         if "stats" in line:
             self.stats = validate_numbers(from_wire(EngineStats, line["stats"]))
@@ -417,7 +417,7 @@ class EngineLink:
             self._end_all_answers(problem)
 
     def _end_lost_answers(self, unknown: frozenset[int] = frozenset()) -> None:
-        with self._changed:  # a session accepts no answer before `_streamed_by` is reset
+        with self._changed:  # no session accepts an answer until `_streamed_by` has been reset
             lost = {
                 number
                 for number, each in list(self._open.items())
@@ -498,7 +498,7 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII. Escaped, a body could
         # exceed the limit on its size.
         return json_bytes(body, allow_nan=True)
-    except UnicodeEncodeError:  # a lone surrogate, about which the engine returns an error
+    except UnicodeEncodeError:  # a lone surrogate: the engine returns an error for it
         return json.dumps(body).encode()
 
 

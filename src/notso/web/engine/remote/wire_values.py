@@ -141,7 +141,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    # `repr` is compared, too, because 1 and 1.0 are equal, but must not be replaced by each other.
+    # `repr` is compared, too, because 1 and 1.0 are equal, but must not replace each other.
     if value is default:
         return True
     return not is_dataclass(value) and bool(value == default) and repr(value) == repr(default)
