@@ -1,1 +1,1 @@
-"""Web layer: pages, APIs, sessions and rendering. Of `notso.smollm3`, it imports only public names."""
+"""Web layer: pages, APIs, sessions and rendering. It imports only public names of `notso.smollm3`."""

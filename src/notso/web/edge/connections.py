@@ -84,7 +84,7 @@ class ConnectionLimiter:
         return True
 
     def evict_idle(self, address: str | None = None) -> bool:
-        """Evict a connection (from `address`, if given); return whether there was one to evict."""
+        """Evict a connection (from `address`, if given); return whether one was evicted."""
         for connection in self._waiting:
             if address is None or self._admitted[connection] == address:
                 connection.drop()

@@ -1,4 +1,5 @@
-"""Form parsing. Urlencoded forms are parsed strictly, in threads so that large ones do not block the event loop."""
+"""Form parsing. Urlencoded forms are parsed strictly, and in threads, so that large ones do not block the event
+loop."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ class EngineHost:
             await self._wait_for_change()
 
     def close(self) -> None:
-        """Start closing all engines; `join` waits for them. Callers stop all requests first."""
+        """Start closing all engines; `join` waits for them. Callers must first stop all requests."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"

@@ -43,7 +43,7 @@ class Generation(Protocol):
         """Yield all events from index `after` on; block between them."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` on every change, and at once if there are events already. `notify` must not block."""
+        """Call `notify` on every change, and at once if events are already available. `notify` must not block."""
 
     def stop(self) -> None:
         """End the answer within one engine step, with finish reason 'cancelled'."""

@@ -95,16 +95,16 @@ LARGE_PROMPT = 4 << 20
 
 def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:
     """Return a prompt's token count. Raises ContextLengthError if it is large and far exceeds the context. Blocks."""
-    # Tokenizing takes up to 36 bytes of memory per character, so `estimate` is used for large prompts: it rejects those
-    # that far exceed the context before tokenizing them. It is not used for all prompts, because it waits until the
-    # engine has completed a step.
+    # Tokenizing takes up to 36 bytes of memory per character, so `estimate` is used for large prompts: before
+    # tokenizing, it rejects those that far exceed the context. It is not used for all prompts, because it waits until
+    # the engine has completed a step.
     if len(repr((messages, options.tools))) <= LARGE_PROMPT:
         return engine.count_tokens(messages, options)
     return engine.estimate(messages, options).prompt_tokens
 
 
 def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
-    """Return the most tokens that a submission can use. Raises ModelError. Blocks."""
+    """Return the maximum number of tokens that a submission can use. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):

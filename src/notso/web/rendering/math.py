@@ -1,8 +1,8 @@
 r"""Detect TeX in Markdown: $x$, $$x$$, \(x\), \[x\] and \begin{align}. The page typesets it.
 
 A block formula starts at the beginning of a line. It is recognized by its first line, so that text arriving later never
-changes a complete block. Overlong formulas, and those that are unclosed at the next blank line, remain text. So do lone
-dollar signs, which usually denote prices.
+changes a complete block. Overlong formulas, and those that are not closed before the next blank line, remain text. So
+do lone dollar signs, which usually denote prices.
 """
 
 from __future__ import annotations

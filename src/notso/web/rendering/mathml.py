@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 
 from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
 
-# A thousand typical formulas take about 1 s, and their MathML has about 1 MiB. A short formula with macros can take any
-# time and yield any amount of MathML.
+# A thousand typical formulas take about 1 s, and their MathML takes about 1 MiB. A short formula with macros can take
+# any time and yield any amount of MathML.
 LIMITS = Limits(cpu_s=10, memory_bytes=512 << 20, wall_s=60.0, answer_bytes=32 << 20)
 FORMULA_SECONDS = 0.5  # of CPU time
 MOST_AT_ONCE = 500

@@ -1,4 +1,4 @@
-"""Communication between replicas (servers that share a database). Messages are kept for a short time only, and may be
+"""Communication between replicas (servers that share a database). Messages are kept only for a short time, and may be
 lost.
 
 `LocalExchange`, the default, is for a single server.
@@ -74,7 +74,7 @@ class Exchange(Protocol):
         """Store a value for all replicas once they are reachable. If too many values wait, drop the oldest."""
 
     async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
-        """Return a stored value; None if missing; `if_unreachable` if unknown."""
+        """Return a stored value, None if there is none, or `if_unreachable` if the storage is unreachable."""
 
     def start(self) -> None: ...
 

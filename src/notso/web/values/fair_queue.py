@@ -131,7 +131,7 @@ class WorkerThreads(ThreadPoolExecutor):
         return await asyncio.get_running_loop().run_in_executor(self, work)
 
     def _adjust_thread_count(self) -> None:
-        # Called by `submit`, under its lock, after the work was queued.
+        # Called by `submit`, under its lock, after the work has been queued.
         try:
             super()._adjust_thread_count()
         except RuntimeError:

@@ -71,7 +71,7 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A setting's range and command-line option. Without `help`, there is no option."""
+    """A setting's range and command-line option. Without `help`, there is no command-line option."""
 
     help: str = ""
     metavar: str = ""
@@ -182,7 +182,7 @@ class Settings:
         variable="VALKEY_URL",
         secret=True,
     )
-    # X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Prefix.
+    # The trusted headers are X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Prefix.
     trusted_proxies: tuple[str, ...] = _setting(
         (),
         help="Trust X-Forwarded headers from this proxy address or network; repeatable.",

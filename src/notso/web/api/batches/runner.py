@@ -171,7 +171,7 @@ class _Run:
 
     async def _run_workers(self, lines: list[bytes], numbers: Iterable[int]) -> None:
         engine = self._services.shared.engine
-        await engine.wait_for_first_load()  # before it, the number of concurrent sequences is unknown
+        await engine.wait_for_first_load()  # until then, the number of concurrent sequences is unknown
         at_once = min(MAX_AT_ONCE, engine.info.max_num_seqs if engine.info is not None else 1)
         try:
             async with asyncio.TaskGroup() as group:

@@ -274,7 +274,7 @@ async def _new_library(services: ApiServices, owner: str, name: str) -> Library:
     if len(taken) < MAX_LIBRARIES_OF_OWNER:
         numbers = range(2, MAX_LIBRARIES_OF_OWNER + 1)
         for numbered in (name, *(f"{name[: MAX_NAME_CHARACTERS - 8]} ({number})" for number in numbers)):
-            # The result is None if a concurrent request has taken the name or the last free place.
+            # The result is None if a concurrent request has taken the name or reached the limit.
             if numbered not in taken and (library := await documents.new_library(owner, numbered)) is not None:
                 return library
     message = f"there are already {MAX_LIBRARIES_OF_OWNER} vector stores and projects; delete some"

@@ -144,7 +144,7 @@ class AssistantMessage(Fields):
 
 
 class ToolMessage(Fields):
-    """A tool's result, of the call named by `tool_call_id`. Without `content`, it is empty."""
+    """The result of the call named by `tool_call_id`; empty without `content`."""
 
     role: Literal["tool"]
     content: Text | Parts[TextPart] | None = None
@@ -327,7 +327,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "max_completion_tokens": works("newer name for `max_tokens`"),
     "logprobs": works(
         "true: return the log probabilities of the generated tokens, before temperature and filters; a number above 0, "
-        "as in Together AI: true, with this `top_logprobs` unless it is given; 0: false"
+        "as in Together AI: like true, with this number as the default of `top_logprobs`; 0: false"
     ),
     "top_logprobs": works("number of most likely tokens to return at each position, 0 to 20; requires `logprobs`"),
     "response_format": works(

@@ -53,7 +53,7 @@ MAX_SESSIONS = 256
 MAX_EVENTS_PER_LINE = 256
 """Maximum events of one answer per line; a resumed answer may need several lines."""
 LINE_BYTES = 1 << 20
-"""A line gets no further events beyond this size. Front ends reject lines of more than 16 MiB."""
+"""No further events are added to a line above this size. Front ends reject lines of more than 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class FrontEndSession:
         self._front_ends = front_ends
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
-        self._stopped: set[int] = set()  # answers whose stop may have arrived before the request to submit them
-        self._up_to, self._pending = 0, frozenset[int]()  # of the latest connection
+        self._stopped: set[int] = set()  # answers that may have been stopped before their submission arrived
+        self._up_to, self._pending = 0, frozenset[int]()  # arguments of the latest call of `lines`
         self._expire_later()  # canceled by the first connection
 
     @property
@@ -216,7 +216,7 @@ class FrontEndSession:
             yield self._line(stream, id=self.id, known=[number for number in read if number in self._answers])
             while stream is self._stream:
                 stream.changed.clear()
-                # Checked before the line is built, because an answer that ends later has events for another line.
+                # Check before building the line, because an answer that ends later has events for another line.
                 is_over = self._front_ends.services.shared.stopping and not self._open_count
                 yield self._line(stream)
                 if is_over and not stream.changed.is_set():
@@ -480,5 +480,5 @@ def _error_response(error: NotsoError, status: int = 200) -> Response:
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
-    # The line break lets a front end that expects a stream read an error, too.
+    # With the line break, a front end that expects a stream of lines can also read an error.
     return Response(json.dumps(body) + "\n", status, media_type="application/json")

@@ -70,7 +70,7 @@ _ORDER = (
 )
 """Order of the parameters in llama.cpp's responses. Other parameters follow."""
 _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
-"""Parameters unknown to llama.cpp, which `generation_settings` omits."""
+"""Parameters that llama.cpp lacks; `generation_settings` omits them."""
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:

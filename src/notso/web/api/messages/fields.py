@@ -188,7 +188,7 @@ def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> se
         return set()
     keep_count = clearing.keep.value if clearing.keep else DEFAULT_KEPT_TOOL_USES
     excluded = clearing.exclude_tools or ()
-    # An empty or repeated id does not tell which result to clear.
+    # An empty or repeated id does not identify the result to clear.
     return {id for id in results[: max(0, len(results) - keep_count)] if uses[id] == 1 and names[id] not in excluded}
 
 
@@ -553,7 +553,7 @@ COUNT_NOTES: Notes = {
         "use enabled, adaptive or disabled",
     ),
     "tools": works(
-        "up to 128 functions with schemas of up to 32 levels; with those of `defer_loading`, up to 1,024 functions"
+        "up to 128 functions with schemas of up to 32 levels; up to 1,024 including those with `defer_loading`"
     ),
     "tool_choice": works(
         "`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use` true: at most one call per response"

@@ -116,7 +116,7 @@ class OllamaSerializer(Serializer):
         return {"model": self._model, "created_at": self._created, **answer, "done": False}
 
     def _end(self) -> dict[str, Any]:
-        reason = "length" if self._choice.finish_reason == "length" else "stop"  # Ollama has no reason for tool calls
+        reason = "length" if self._choice.finish_reason == "length" else "stop"  # Ollama reports "stop" for tool calls
         return {"done": True, "done_reason": reason, **self._context()} | _counts(self._choice)
 
     def _context(self) -> dict[str, Any]:

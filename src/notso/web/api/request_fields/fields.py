@@ -39,7 +39,7 @@ LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=1 << 19, backslashes=1 <<
 """Enough for schemas with thousands of properties, for the 300,000 token ids that OpenAI allows in a request for
 embeddings, and for 24 MiB of characters outside ASCII, each escaped as \\uXXXX."""
 
-# Size of pieces that are searched at a time, because a search does not release the GIL.
+# Bytes to search at a time. The size is limited, because a search does not release the GIL.
 _PIECE = 1 << 16
 
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -91,7 +91,7 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def _is_suspect(body: bytes) -> bool:
-    starts = range(0, len(body), _PIECE)  # a suspect escape has six bytes, and may begin at the end of a piece
+    starts = range(0, len(body), _PIECE)  # a suspect escape has six bytes, and may extend into the next piece
     return b"\x00" in body or any(_SUSPECT_ESCAPE.search(body, start, start + _PIECE + 5) for start in starts)
 
 

@@ -118,7 +118,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         await get_response(services, owner, response_id, "response_id")
     await services.shared.store.records.delete_unfinished_response(owner, response_id)
     await services.shared.store.delete(owner, "response", response_id)
-    with contextlib.suppress(NotsoError, RuntimeError):  # no engine, or no thread; the server retries periodically
+    with contextlib.suppress(NotsoError, RuntimeError):  # no engine, or no thread; a periodic task retries
         await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 

@@ -55,8 +55,8 @@ class Endpoint:
     path: str
     api: str
     fields: type[BaseModel]
-    notes: Notes  # on the fields
-    within: Notes  # on nested fields
+    notes: Notes  # for top-level fields
+    within: Notes  # for nested fields
 
 
 ENDPOINTS = (

@@ -176,6 +176,6 @@ def _ignored_keywords(options: RequestOptions) -> Iterator[str]:
         if function.get("parameters") is not None and (all_enforced or function["name"] in options.strict_tools):
             try:
                 yield from ignored_keywords(json.dumps(function["parameters"]))
-            except InvalidRequestError as error:  # with the engine's message for a tool
+            except InvalidRequestError as error:  # name the tool in the engine's message
                 message = f"the parameters of {function['name']} cannot be enforced: {error}"
                 raise InvalidRequestError(message, param="tools") from None

@@ -251,7 +251,7 @@ class BackgroundResponses:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
         body, repetition = await asyncio.to_thread(unfinished.body.encode), Repetition()
-        await self._shared.engine.wait_for_first_load()  # may take longer than the repetitions
+        await self._shared.engine.wait_for_first_load()  # may take longer than all repetitions together
         while True:
             status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, body)
             if status == 503 and self._shared.stopping:
@@ -303,7 +303,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 def echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a valid request of the Responses API that the response repeats."""
-    # Types of clients require all fields, even if the request omits them.
+    # The types in client libraries require all fields, even those that the request omits.
     format = (body.get("text") or {}).get("format") or {"type": "text"}
     if format["type"] == "json_schema":
         format = format | {"description": format.get("description"), "strict": format.get("strict") is True}
@@ -347,7 +347,7 @@ def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -
 
 
 async def _has_read_events(unfinished: UnfinishedResponse) -> bool:
-    body = await asyncio.to_thread(json.loads, unfinished.body)  # may have megabytes
+    body = await asyncio.to_thread(json.loads, unfinished.body)  # may be several megabytes long
     return bool(body.get("stream") or json.loads(unfinished.progress or "{}").get("is_read"))
 
 

@@ -171,7 +171,8 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parse_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse an OpenAI request, replacing its files with their text.
 
-    The sources of quoting fields (see `has_quoting_fields`) are the files, and the last user message, named "prompt".
+    The sources of quoting fields (see `has_quoting_fields`) are the files and the last user message, which is named
+    "prompt".
     """
     api_request = parse(inline_files(body, files))
     if not has_quoting_fields(api_request.options):

@@ -201,7 +201,7 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    # The name is hashed because it is sent to the Valkey server, which must not learn owners and conversation names.
+    # The name is hashed because it is sent to the Valkey server, which must not receive owners and conversation names.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
@@ -372,7 +372,8 @@ class ResumableStreams:
         return stream
 
     def _drop_excess(self) -> None:
-        # Drop the oldest finished answers of the owner with the most, so that one user's do not displace others'.
+        # Drop the oldest finished answers of the owner with the most, so that one user's answers do not displace those
+        # of others.
         while len(self._streams) > MAX_RESUMABLE:
             counts = Counter(each.running.owner for each in self._streams.values())
             finished = (claim for claim, each in self._streams.items() if each.finished)

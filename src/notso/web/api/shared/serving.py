@@ -115,12 +115,12 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     strict = shared.settings.strict_fields
     if is_repaired and isinstance(parsed, ApiRequest) and not strict:
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
-    elif is_repaired and not isinstance(parsed, list):  # `read_body_with_files` reads a list of files first
+    elif is_repaired and not isinstance(parsed, list):  # a list: the files that `read_body_with_files` reads first
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
     if isinstance(parsed, ApiRequest):
-        request.state.field_names = parsed.names  # for later errors
+        request.state.field_names = parsed.names  # to name fields in later errors
     if strict and isinstance(parsed, ApiRequest):
         reject_hints(parsed.hints)
     return parsed
@@ -346,7 +346,8 @@ async def _response(
 
 
 def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) -> ApiError:
-    # Names the invalid one of several prompts. `before` is the number of choices that were submitted earlier.
+    # If there are several prompts, names the invalid one. `before` is the number of choices that were submitted
+    # earlier.
     failure = as_api_error(error, api_request.names)
     is_prompt = failure.param == api_request.names.get("messages", "messages")
     if isinstance(error, InvalidRequestError) and error.index is not None and is_prompt:
@@ -357,8 +358,8 @@ def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) ->
 
 
 def _release_body(request: Request) -> None:
-    # Otherwise, the body would count against the budget until the response starts: after generation, if it is not
-    # streamed.
+    # Otherwise, the body would count against the budget until the response starts, which is after generation if the
+    # response is not streamed.
     request._body = b""
     if (release := request.scope.get(RELEASE_BODY)) is not None:
         release()
@@ -504,7 +505,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 class EventStream(StreamingResponse):
     """Calls `at_end` at the stream's end or on disconnect, even before the first chunk."""
 
-    # A `finally` in the generator `chunks` would not run if the client disconnects before the generator starts.
+    # A `finally` in the generator `chunks` does not run if the client disconnects before the generator has started.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._at_end = at_end

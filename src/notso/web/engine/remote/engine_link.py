@@ -192,7 +192,7 @@ class EngineLink:
                 self._steer("answer_now", number)
 
     def _steer(self, kind: str, number: int) -> None:
-        # The stream is noted before the command is sent, because a stream that is opened later repeats the command.
+        # The stream is recorded before the command is sent, because a stream that is opened later repeats the command.
         self._steering.put((kind, number, self._stream))
 
     def _send_steering(self) -> None:
