@@ -1,5 +1,4 @@
-"""Form parsing. Urlencoded forms are parsed strictly, and in threads, so that large ones do not block the event
-loop."""
+"""Form parsing. Urlencoded forms are parsed strictly, in threads, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
