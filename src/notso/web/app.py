@@ -181,7 +181,7 @@ async def trim_memory_periodically() -> None:
             await asyncio.to_thread(release_freed_memory)
 
 
-PAGE_THREADS = 2  # they render only templates, so that pages do not wait for the Markdown of other chats
+PAGE_THREADS = 2  # these render only templates, so that pages do not wait for the Markdown of other chats
 STOP_SECONDS = 1.0  # time limit for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5

@@ -229,7 +229,7 @@ class ChatServer(uvicorn.Server):
                     signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._stop_signal and sig == signal.SIGHUP:  # a shell may repeat it when its terminal is closed
+        if self._stop_signal and sig == signal.SIGHUP:  # a shell may repeat SIGHUP when its terminal is closed
             return
         # A second signal stops the server at once. This is safe, because acknowledged data is already on disk.
         settings = self._notso_app.state.parts.shared.settings

@@ -198,7 +198,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; closing then 
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection, or None if it is gone or the server is not uvicorn with ClientConnection."""
+    """Return a request's connection, or None if it is gone or not a ClientConnection."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 

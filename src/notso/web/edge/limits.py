@@ -1,5 +1,5 @@
-"""Limits on the size of requests and responses, on the time to receive a request, on the total memory for request
-bodies, and on the open event streams of each owner.
+"""Limits on the size of requests and responses, the time to receive a request, the total memory for request bodies, and
+the open event streams of each owner.
 """
 
 from __future__ import annotations

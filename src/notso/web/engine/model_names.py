@@ -18,7 +18,7 @@ from notso.web.values.wording import ordinal, translated, words
 FAMILY = "smollm3"
 """Name that selects the default model, whatever its size, unless an installed file has this name."""
 # Names that select the default model, like FAMILY. InferenceClient of huggingface_hub sends `dummy` if it was created
-# with a URL only, as documented for local servers; the documentation of TGI uses `tgi` with all clients.
+# with only a URL, as documented for local servers; the documentation of TGI uses `tgi` with all clients.
 PLACEHOLDERS = frozenset({"dummy", "tgi"})
 LATEST = ":latest"
 """Tag that Ollama's clients append to names without a tag."""

@@ -110,7 +110,7 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return a receipt with which an answer can be verified. Raises the errors of `submit`.
+        """Return a receipt for verifying an answer. Raises the errors of `submit`.
 
         `params` must contain the answer's seed, and `options.replay` the answer's tokens.
         """

@@ -104,7 +104,7 @@ def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: Reque
 
 
 def max_token_use(engine: ChatEngine, submission: Submission) -> MaxTokenUse:
-    """Return the maximum number of tokens that a submission can use. Raises ModelError. Blocks."""
+    """Return a submission's maximum token use. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):
@@ -358,7 +358,7 @@ class RunningRequest:
             generation.subscribe(self._on_write)
 
     def _submit(self, engine: ChatEngine, submit: Submitter) -> None:
-        self._submitting = True  # set before checking `_stopped`, because `close` sets `_stopped` and then reads this
+        self._submitting = True  # set first, because `close` sets `_stopped` and then reads `_submitting`
         try:
             for generation in () if self._stopped else submit(engine):
                 # Append before checking the flags, because `stop` sets its flag and then reads the list, in another

@@ -163,8 +163,8 @@ class ValkeyExchange:
             return True
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        # Queue the value first, so that it is not lost if this call is canceled. Queuing it after a
-        # failure could overwrite a newer value that another call has stored in the meantime.
+        # Queue the value first, so that it is not lost if this call is canceled. Queuing it after a failure could
+        # overwrite a newer value that another call has stored in the meantime.
         key, unsaved = f"notso:value:{name}", (value, max(1, int(seconds)))
         self._unsaved.pop(key, None)
         self._unsaved[key] = unsaved

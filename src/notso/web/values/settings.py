@@ -1,6 +1,6 @@
 """Server settings, validated on creation and immutable.
 
-Examples of the patterns of `OriginRules`: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
+Examples of `OriginRules` patterns: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
 """
 
 from __future__ import annotations

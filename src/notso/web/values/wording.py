@@ -171,7 +171,7 @@ words: Mapping[str, str] = _Translations()
 
 
 def missing_translations(code: str) -> list[str]:
-    """Return the keys of the strings that a language lacks; they are shown in English."""
+    """Return the keys of the strings that a language lacks."""
     names = {name: name for other in LANGUAGES for name in language_table(other)}
     return [
         name
@@ -181,7 +181,7 @@ def missing_translations(code: str) -> list[str]:
 
 
 def translated(error: object) -> str:
-    """Return an error's message in the current language, or in English if there is no translation."""
+    """Return an error's message in the current language, or else in English."""
     error = getattr(error, "sentence", error)
     code = getattr(error, "code", "")
     phrase = language_table(language.get()).get(f"{FAILURE}{code}") if code else None
@@ -199,7 +199,7 @@ def localize_number(figure: str) -> str:
 
 
 def number(value: float, decimals: int = 0) -> str:
-    """Format a number with separators in the current language."""
+    """Format a number with the current language's separators."""
     return FormattedNumber(localize_number(f"{value:,.{decimals}f}"), value)
 
 

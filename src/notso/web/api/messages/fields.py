@@ -126,7 +126,7 @@ class ContextManagement(Fields):
 
     @property
     def kept_thinking_turns(self) -> int | None:
-        """Number of latest answers that keep their reasoning; None: all."""
+        """Number of the latest answers that keep their reasoning; None: all."""
         edits = self.of_kind(ClearThinking)
         return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 

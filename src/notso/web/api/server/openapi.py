@@ -315,7 +315,7 @@ def _content(operation: str) -> dict[str, Any]:
 
 
 def schema_of(spec: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type in this module's notation."""
+    """Return the JSON schema of a type given in this module's notation."""
     if isinstance(spec, list):
         return {"type": "array", "items": schema_of(spec[0])}
     if isinstance(spec, dict):

@@ -43,7 +43,7 @@ class ApiRequest:
     background: bool = False  # generate without a connection; the client polls by id
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
     prompt_limit: int | None = None  # longest prompt in tokens; longer ones are refused
-    keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
+    keep_alive_s: float | None = None  # seconds that the model stays loaded afterward; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
     ignored: tuple[str, ...] = ()  # ignored parts besides `hints`, such as lines removed from the prompt
     hints: tuple[RequestHint, ...] = ()  # fields that are accepted, but ignored

@@ -53,8 +53,8 @@ class ReceiptSerializer:
         self._submissions = submissions
         self._form = form
         self._records = [TokenRecord(each.options.replay) for each in submissions]
-        # Frames of the latest `end` event. They are held back, because one of them may be the last frame of the stream,
-        # to which the receipts are added.
+        # Frames of the latest `end` event. They are held back, because the receipts are added to the last frame of the
+        # stream, which may be one of them.
         self._end_frames: list[bytes] = []
         self._receipts: Any = None
 

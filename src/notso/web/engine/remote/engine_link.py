@@ -68,7 +68,7 @@ FAILURES = (OSError, http.client.HTTPException)
 
 
 class FrontEndRefusedError(EngineError):
-    """The engine rejects this front end until the configuration of one of them is changed."""
+    """The engine rejects this front end until the configuration of either server is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _OpenAnswer:
 class EngineLink:
     """Connection to an engine. Thread-safe."""
 
-    # `when_changed` is called in the link's thread when the engine is connected or lost, or its About changes.
+    # `when_changed` is called in the link's thread when the engine is connected or lost, or its `About` changes.
 
     def __init__(self, url: str, key: str, when_changed: Callable[[], None]) -> None:
         parts = urlsplit(url)
@@ -183,7 +183,7 @@ class EngineLink:
         self._end_all_answers("the engine was closed")
 
     def _on_steering_requested(self, number: int) -> None:
-        # This runs in the thread that calls `stop` or `answer_now`, which must not be blocked.
+        # This runs in the thread that calls `stop` or `answer_now`, and must not block it.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -495,8 +495,8 @@ _CARRIED = {
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     try:
-        # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII. Escaped, a body could
-        # exceed the limit on its size.
+        # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII. An escaped body could
+        # exceed the size limit.
         return json_bytes(body, allow_nan=True)
     except UnicodeEncodeError:  # a lone surrogate: the engine returns an error for it
         return json.dumps(body).encode()

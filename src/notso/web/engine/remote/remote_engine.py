@@ -145,7 +145,7 @@ class RemoteEngine:
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        # `prepared` identifies the prompt on the engine's server, which keeps it for a few seconds. Afterwards, the
+        # `prepared` identifies the prompt on the engine's server, which keeps it for a few seconds. Afterward, the
         # server renders the prompt again from the rest of the body.
         body = _body(messages, params, options)
         prepared = self._open_link.call("prepare", body)
