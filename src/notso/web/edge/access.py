@@ -154,7 +154,7 @@ class _Session:
     used: float
     shared: float  # when the session was last written to the shared storage
     caller: Caller
-    # Connections of the session's requests, by uvicorn's object for the response.
+    # Connections of the session's requests. The keys are uvicorn's objects for the responses.
     running: weakref.WeakKeyDictionary[Any, weakref.ref[ClientConnection]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -327,7 +327,8 @@ class KeyRing:
             del digests[digest]
             if not digests:
                 del self._digests_by_owner[session.caller.owner]
-            # Not at once, so that short requests complete: otherwise, a second click on "sign out" would show an error.
+            # Close connections after a delay, so that short requests complete. Otherwise, a second click on "sign out"
+            # would show an error.
             for cycle, reference in session.running.items():
                 if (connection := reference()) is not None:
                     connection.loop.call_later(SESSION_END_SECONDS, connection.close_during, cycle)

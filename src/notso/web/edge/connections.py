@@ -332,7 +332,7 @@ class ClientConnection(H11Protocol):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Reset the connection and discard unsent data, also in the kernel."""
+        """Reset the connection and discard unsent data, including data in the kernel."""
         self._limiter.leave(self)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()

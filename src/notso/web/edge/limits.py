@@ -98,7 +98,7 @@ FREE_BYTES = 64 * 1024
 the total of these bytes."""
 
 FAIR_SECONDS = 2.0
-"""Time in which a body must arrive if other bodies wait for memory. The largest import needs a tenth of this time."""
+"""Time within which a body must arrive while others wait for memory. The largest import needs a tenth of this time."""
 
 
 def available_bytes() -> int:

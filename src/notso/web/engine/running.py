@@ -370,8 +370,8 @@ class RunningRequest:
                     generation.stop()
                     return
         finally:
-            # Called here, because `begin` can be canceled while this thread continues, and after an error, because the
-            # generations that began before it must still be followed.
+            # `begin` does not do this, because it can be canceled while this thread continues. After an error, the
+            # generations that have begun must still be followed.
             self._requests.wakes.wake(self._loop, self._follow_generations)
 
     def _on_write(self) -> None:

@@ -128,7 +128,7 @@ class FrontEndSession:
         self._front_ends = front_ends
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
-        self._stopped: set[int] = set()  # answers that may have been stopped before their submission arrived
+        self._stopped: set[int] = set()  # numbers of stopped answers whose submission may still arrive
         self._up_to, self._pending = 0, frozenset[int]()  # arguments of the latest call of `lines`
         self._expire_later()  # canceled by the first connection
 

@@ -417,7 +417,7 @@ class EngineLink:
             self._end_all_answers(problem)
 
     def _end_lost_answers(self, unknown: frozenset[int] = frozenset()) -> None:
-        with self._changed:  # no session accepts an answer until `_streamed_by` has been reset
+        with self._changed:  # a new session accepts answers only after `_streamed_by` has been reset
             lost = {
                 number
                 for number, each in list(self._open.items())
