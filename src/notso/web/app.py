@@ -181,7 +181,7 @@ async def trim_memory_periodically() -> None:
             await asyncio.to_thread(release_freed_memory)
 
 
-PAGE_THREADS = 2  # these render only templates, so that pages do not wait for the Markdown of other chats
+PAGE_THREADS = 2  # these threads only render templates, so that pages do not wait for the Markdown of other chats
 STOP_SECONDS = 1.0  # time limit for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
@@ -510,14 +510,15 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _expects_json(request: Request, error: Exception) -> bool:
-    # A client that requests an unknown path is probably an API client with a wrong base URL. It would show its user the
-    # page's HTML.
+    # A client that requests an unknown path is probably an API client with a wrong base URL, which would show its user
+    # the HTML of an error page.
     accept = request.headers.get("accept", "")
     return "text/html" not in accept and (isinstance(error, HTTPException) or "application/json" in accept)
 
 
 def _reloads_failed_form(request: Request, error: Exception) -> bool:
-    # Without JavaScript, the address bar shows a failed form's address. Opening it sends a GET, which may be refused.
+    # Without JavaScript, the address bar shows the URL to which a failed form was sent. Opening it sends a GET, which
+    # may be refused.
     is_refused = isinstance(error, HTTPException) and error.status_code == 405
     is_typed = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     return is_refused and is_typed and not is_fragment(request)

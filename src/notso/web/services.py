@@ -25,12 +25,12 @@ class SharedServices:
     plugins: Plugins = field(default_factory=Plugins)
     model_registry: ModelRegistry | None = None  # None if the server has a single model
     accounts: Accounts | None = None  # usage accounting; None without an access store
-    large_work: WorkQueue = field(default_factory=lambda: WorkQueue("notso-large"))  # large bodies and prompts
+    large_work: WorkQueue = field(default_factory=lambda: WorkQueue("notso-large"))  # for large bodies and prompts
     leases: LeaseKeeper | None = None  # sends heartbeats to the database; `leases.failing` is true while they fail
     # Queue for page forms, separate from `large_work` so that API requests do not delay pages.
     forms: WorkQueue = field(default_factory=lambda: WorkQueue("notso-form"))
-    # Parsing of documents in requests. A parser may take a minute and 1 GiB, and occupies a thread of asyncio's
-    # default executor.
+    # Parsing of documents in requests. A parser may need a minute and 1 GiB of memory, and occupies a thread of
+    # asyncio's default executor.
     documents: WorkQueue = field(default_factory=lambda: WorkQueue("notso-documents", at_once=2))
     exchange: Exchange = field(default_factory=LocalExchange)  # messages between servers that share the database
     leaving: bool = False  # while true, /health fails, so that proxies send no more requests

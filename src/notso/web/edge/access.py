@@ -154,7 +154,7 @@ class _Session:
     used: float
     shared: float  # when the session was last written to the shared storage
     caller: Caller
-    # Connections of the session's requests. The keys are uvicorn's objects for the responses.
+    # Connections of the session's requests, by uvicorn's objects for the responses.
     running: weakref.WeakKeyDictionary[Any, weakref.ref[ClientConnection]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -223,7 +223,7 @@ class KeyRing:
         return token
 
     async def end_session(self, token: str, request: Request | None = None) -> None:
-        """End the session of a cookie value on all replicas, and its running requests except `request` soon after."""
+        """End a cookie's session on all replicas and, soon after, its running requests except `request`."""
         # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
         # is stored that outlives the session. The other replicas are notified afterward: one that loads the session
         # meanwhile either finds the revocation or receives the notification.
@@ -291,7 +291,7 @@ class KeyRing:
         session = self._sessions.get(digest)
         if session is None or session.is_expired(now):
             self._drop(digest)
-            # A session that has expired here may still be in use at another replica.
+            # A session that has expired here may still be in use on another replica.
             session = await self._load_session(digest) if token else None
         if session is None or session.is_expired(now):
             return None
@@ -299,7 +299,7 @@ class KeyRing:
         if now - session.shared >= SESSION_RENEWAL_SECONDS:  # always true if the session was just loaded
             if self._storage is not None:
                 if session.shared and self._storage.is_unreachable:
-                    return session.caller  # without waiting; the next request after the outage renews the session
+                    return session.caller  # without waiting for the storage; a later request renews the session
                 # If the storage is unreachable, accept only sessions that were checked before: others may have been
                 # revoked.
                 unknown = None if session.shared else "1"
@@ -308,7 +308,7 @@ class KeyRing:
                     return None
             session.shared = now
             await self._share_session(digest, session)
-        return session.caller if self._sessions.get(digest) is session else None  # None: it has just been ended
+        return session.caller if self._sessions.get(digest) is session else None  # None: the session was just ended
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
         # At the limit, end the oldest session of the owner with the most sessions. Otherwise, one user could sign out
@@ -349,7 +349,7 @@ class KeyRing:
             caller = Caller(*fields)
         except TypeError:  # written by a release in which Caller has different fields
             return None
-        if digest in self._sessions:  # a concurrent request has loaded it
+        if digest in self._sessions:  # a concurrent request has loaded the session
             return self._sessions[digest]
         return self._add(digest, _Session(began, self._clock(), 0.0, caller))
 
@@ -445,7 +445,7 @@ def owner_of(request: Request) -> str:
 
 def keys_sent(request: Request) -> list[str]:
     # Every key is checked, so that no header can override another. Authorization schemes other than Bearer are ignored,
-    # because proxies may forward the Basic credentials with which clients sign in to the proxy.
+    # because a proxy may forward the Basic credentials with which clients sign in to it.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

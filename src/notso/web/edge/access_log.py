@@ -1,4 +1,4 @@
-"""Access log: a record for each HTTP request, except successful ones to a few frequent routes."""
+"""Access log: a record for each HTTP request, except successful requests to a few routes that are requested often."""
 
 from __future__ import annotations
 

@@ -79,5 +79,5 @@ class Assets:
         return (up + url.removeprefix("/static/") if url else reference.decode()).encode()
 
     def url(self, name: str) -> str:
-        """Return a file's URL. Raises KeyError if it does not exist."""
+        """Return a file's URL. Raises KeyError if there is no such file."""
         return self._urls[name]

@@ -27,7 +27,8 @@ from notso.web.values.request_id import SCOPE_KEY, request_id
 logger = logging.getLogger("notso.web.connections")
 
 MAX_CONNECTIONS = 1024
-"""Far more than one machine's model can serve. Each connection takes about 100 KiB of memory."""
+"""Maximum number of connections, far more than one machine's model can serve. Each connection takes about 100 KiB of
+memory."""
 RESERVED_DESCRIPTORS = 128
 """File descriptors reserved for the database, model and cache files, downloads, tools, and connections being
 accepted."""
@@ -416,7 +417,7 @@ class KeyWatch:
                 if key_ids := {key_id for _, key_id in self._running.values()}:
                     await self._close_revoked(key_ids)
         finally:
-            self._task = None  # the next request starts it again, even after an unexpected error
+            self._task = None  # the next request starts a new task, even after an unexpected error
 
     async def _close_revoked(self, key_ids: set[str]) -> None:
         # All keys are looked up with one query, so that an unresponsive database delays each check only once.

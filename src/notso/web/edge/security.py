@@ -70,7 +70,7 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
 
 
 class CrossOriginAccess(HttpMiddleware):
-    """Answers CORS preflight requests of allowed origins and adds CORS headers to responses.
+    """Answers CORS preflight requests from allowed origins and adds CORS headers to responses.
 
     Credentials are never allowed, so browsers hide responses to requests with cookies.
     """

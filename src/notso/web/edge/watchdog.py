@@ -60,7 +60,7 @@ class Watchdog:
 
     def stop(self) -> None:
         """Stop watching. Call before the loop ends."""
-        # An ended loop would not reply to pings.
+        # Once the loop has ended, nothing replies to pings.
         child, self._child = self._child, None
         if child is not None:
             self._loop.remove_reader(self._pings)

@@ -22,7 +22,8 @@ MOST_WAITING = 64
 """Capacity of the queue. When it is full, owners below an equal share may still add items (see `has_capacity`)."""
 
 SMALL_THREADS = 4
-"""Threads per queue for small work. Queues do not share threads, so that blocked threads do not delay other queues."""
+"""Threads per queue for work on small inputs. Queues do not share threads, so that blocked threads do not delay other
+queues."""
 
 RETRY_SECONDS = 5
 
@@ -48,7 +49,7 @@ class WorkQueue:
             yield
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread of the queue. Call while holding `turn`."""
+        """Run `work` in a thread of the queue. Call only within `turn`."""
 
         def run() -> T:
             try:

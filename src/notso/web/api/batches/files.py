@@ -29,7 +29,7 @@ from notso.web.values.durations import current_ms
 router = APIRouter()
 
 MAX_NAME = 255
-MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # maximum fields of a form, and bytes of a field's headers
+MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # maximum number of fields in a form, and of bytes in a field's headers
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
 _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 

@@ -181,7 +181,7 @@ class _Run:
             raise errors.exceptions[0] from errors
 
     async def _renew_lease(self) -> None:
-        # Renews the lease until the batch is canceled or expires, or another process has leased it.
+        # Renews the lease until the batch is canceled, expires, or is leased by another process.
         while True:
             batch = await self._records.renew_batch(self._batch.id, self._runner.holder, current_ms())
             self._lost = batch is None

@@ -128,7 +128,7 @@ STORE_NOTES: Notes = {
     "expires_after": inert("null", "delete the vector store when it is no longer needed"),
 } | notes_in(VectorStoreFields)
 CHANGED_NOTES: Notes = {
-    "name": works(f"{_NAME}; if empty, the name stays; status 409 if it is taken"),
+    "name": works(f"{_NAME}; if empty, the name is kept; status 409 if the new name is taken"),
     "expires_after": STORE_NOTES["expires_after"],
 } | notes_in(ChangedFields)
 FILE_NOTES: Notes = {

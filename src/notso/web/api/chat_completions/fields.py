@@ -73,7 +73,7 @@ Budget = Annotated[Whole, Field(ge=NO_BUDGET)]
 
 
 class ReasoningPart(Fields):
-    """Reasoning in an answer of another server; left out of the prompt."""
+    """Reasoning in an answer from another server; left out of the prompt."""
 
     type: Literal["thinking", "redacted_thinking", "reasoning"]
 

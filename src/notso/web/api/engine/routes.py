@@ -216,7 +216,8 @@ class FrontEndSession:
             yield self._line(stream, id=self.id, known=[number for number in read if number in self._answers])
             while stream is self._stream:
                 stream.changed.clear()
-                # Check before building the line, because an answer that ends later has events for another line.
+                # Check before the line is built: an answer that ends after the check may need another line for its
+                # events.
                 is_over = self._front_ends.services.shared.stopping and not self._open_count
                 yield self._line(stream)
                 if is_over and not stream.changed.is_set():
@@ -480,5 +481,5 @@ def _error_response(error: NotsoError, status: int = 200) -> Response:
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
-    # With the line break, a front end that expects a stream of lines can also read an error.
+    # The line break lets a front end that expects a stream of lines read errors, too.
     return Response(json.dumps(body) + "\n", status, media_type="application/json")

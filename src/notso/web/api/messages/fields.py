@@ -36,7 +36,7 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.request_fields.sampling_fields import Whole, sampling_notes, with_sampling
 
 DEFAULT_TRIGGER = 100_000
-"""Prompt tokens above which old tool results are cleared, if the request sets no `trigger`."""
+"""Number of prompt tokens above which old tool results are cleared, if the request sets no `trigger`."""
 DEFAULT_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
@@ -166,7 +166,7 @@ def apply_edits(
 
 
 def _count_cleared_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
-    # Compares the messages, because an earlier edit may have cleared some of the results already.
+    # Compares the messages, because an earlier edit may already have cleared some of the results.
     ids: set[str | None] = set()
     for old, new in zip(before, after, strict=True):
         if old.content != new.content:
@@ -329,7 +329,7 @@ class ServerBlock(Cached):
 
 
 class CompactionBlock(Cached):
-    """A summary by another server; `content` is null if summarization failed."""
+    """A summary from another server; `content` is null if summarization failed."""
 
     type: Literal["compaction"]
     content: Text | None = None

@@ -64,7 +64,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def parse_repaired(body: bytes) -> tuple[dict[str, Any], bool]:
     """Parse like `parse_object`, but replace NUL and lone surrogates in values; return whether there were any.
 
-    Agents repeat binary output and truncated texts in every later request, so refusing them would end the session.
+    Agents repeat binary output and truncated texts in every later request, so a refusal would end the session.
     """
     value = _parse(body)
     repaired = _repair(value) if _is_suspect(body) else value
@@ -287,7 +287,7 @@ class Note:
 
 
 def _validate_or_ignore(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    # A field without effect is never a reason to refuse a request. None makes `find_hints` report the field.
+    # A field without effect is never a reason to refuse a request. The value None makes `find_hints` report the field.
     try:
         return validate(value)
     except ValidationError:

@@ -111,7 +111,7 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
 
 @stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a response and its cached prompt; first stop it if running. Responses that continue it are kept."""
+    """Stop a response if it is running, then delete it with its cached prompt. Responses that continue it are kept."""
     if isinstance(await _stop(services, owner, response_id), ResumableStream):
         services.resumable_streams.forget(owner, response_id)
     else:

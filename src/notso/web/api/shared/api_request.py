@@ -51,7 +51,7 @@ class ApiRequest:
     def in_named_conversation(self) -> Self:
         """If `keep_stream` is set, remove the hint that `store` is ignored.
 
-        Call only for requests with X-Conversation-Id: in them, `store` has an effect.
+        Call only for requests with X-Conversation-Id, in which `store` has an effect.
         """
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 

@@ -171,7 +171,7 @@ class BackgroundResponses:
         stream.follow_task.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
 
     async def _forget(self, owner: str, response_id: str) -> None:
-        # A failed call may have stored the response, which this process would then continue.
+        # The response may be in the database even if storing it failed. This process would then continue it.
         with contextlib.suppress(NotsoError):
             await self._shared.store.records.delete_unfinished_response(owner, response_id)
         self._own_ids.discard(response_id)
@@ -251,7 +251,7 @@ class BackgroundResponses:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
         body, repetition = await asyncio.to_thread(unfinished.body.encode), Repetition()
-        await self._shared.engine.wait_for_first_load()  # may take longer than all repetitions together
+        await self._shared.engine.wait_for_first_load()  # loading may take longer than all repetitions together
         while True:
             status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, body)
             if status == 503 and self._shared.stopping:
@@ -302,7 +302,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a valid request of the Responses API that the response repeats."""
+    """From a valid request of the Responses API, return the fields that the response repeats."""
     # The types in client libraries require all fields, even those that the request omits.
     format = (body.get("text") or {}).get("format") or {"type": "text"}
     if format["type"] == "json_schema":
@@ -357,7 +357,7 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 
 
 def response_identity(request: Request, prefix: str) -> tuple[str, int]:
-    """Return the response's id and creation time in seconds, which a restart keeps."""
+    """Return the response's id and creation time in seconds, which stay the same after a restart."""
     unfinished = resumed_response(request)
     return new_id(prefix) if unfinished is None else unfinished.id, created_ms(request) // 1000
 

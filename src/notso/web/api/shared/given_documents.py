@@ -162,7 +162,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
         kind = "input_text" if part["type"] == "input_file" else "text"
         for name in [name for name, value in file.items() if name in _INLINED_FIELDS or value in (None, "")]:
             del file[name]
-        if not part.get("file"):  # other fields are kept, so that they are named as ignored
+        if not part.get("file"):  # the file's other fields are kept, so that they are named as ignored
             part.pop("file", None)
         part.update(type=kind, text=f"{text}\n")
     return body

@@ -201,7 +201,8 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    # The name is hashed because it is sent to the Valkey server, which must not receive owners and conversation names.
+    # The name is hashed because it is sent to the Valkey server, which must not receive the names of owners or
+    # conversations.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
@@ -302,7 +303,7 @@ class ResumableStream:
         await asyncio.shield(self.follow_task)
 
     async def body(self) -> Any:
-        if self.finished:  # the response may not be stored yet
+        if self.finished:  # the response is perhaps not stored yet
             await self.wait_for_end()
         return await asyncio.to_thread(self.live_serializer.body)
 

@@ -43,7 +43,7 @@ class Serializer(Protocol):
         return ()
 
     def feed(self, number: int, event: Event) -> Iterable[bytes]:
-        """Return the frames of an event without an error."""
+        """Return the frames of an event whose `error` is not set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         """Prepare for the closing frames. May store the response with the fields `added`."""
