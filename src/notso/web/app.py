@@ -132,8 +132,8 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )
-    # OpenTelemetry is imported only if an endpoint is configured. A missing extra is only logged, because OTEL_*
-    # variables are often set for all services of a host.
+    # OpenTelemetry is imported only if an endpoint is configured. If the extra is missing, only a warning is logged,
+    # because OTEL_* variables are often set for all services of a host.
     if is_off or not any(environment.get(name) for name in _ENDPOINTS):
         return None
     try:
@@ -227,7 +227,7 @@ def create_app(
         if parts.shared.accounts is not None:
             await parts.shared.accounts.start()
         parts.shared.engine.start(asyncio.get_running_loop())
-        await parts.leases.start()  # may resume answers, which wait until the engine is loaded
+        await parts.leases.start()  # this may resume answers, which wait until the engine is loaded
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
@@ -560,7 +560,7 @@ async def _handle_disconnect(request: Request, error: Exception) -> Response:
 
 async def _show_api_error(request: Request, error: Exception) -> Response:
     failure = api_error_of(error)
-    if failure is not error:  # an error of the engine, which names the engine's fields
+    if failure is not error:  # an engine error, which names the engine's fields
         failure = failure.called(getattr(request.state, "field_names", {}))
     retry_after = failure.retry_after_seconds
     headers = {"Retry-After": str(retry_after)} if retry_after is not None else None

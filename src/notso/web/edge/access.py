@@ -71,7 +71,7 @@ NOBODY = Caller("nobody", "nobody")
 
 class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller, or None if not signed in.
+        """Return the caller, or None if the client is not signed in.
 
         Implementations must return in bounded time and must not raise.
         """

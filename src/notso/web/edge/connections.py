@@ -163,7 +163,7 @@ def connection_limit() -> int:
 
 
 def network_of(host: str) -> str:
-    """Return the network under which connections of `host` are counted ('' if invalid)."""
+    """Return the network under which connections from `host` are counted ('' if invalid)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

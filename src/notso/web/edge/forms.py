@@ -18,7 +18,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """Parse the request's form. Raises Problem: 415 for another media type, 429 if busy, 400 if invalid."""
+    """Parse a form. Raises Problem: 415 for another media type, 429 if the queue is full, 400 for an invalid form."""
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])

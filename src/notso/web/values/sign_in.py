@@ -66,7 +66,7 @@ class OidcSettings:
     claim: str = "sub"  # claim with the user's name; `email` requires `email_verified`
     scope: str = "openid profile email"
     allowed: tuple[str, ...] = ()  # names, or `*@example.org` for a domain; empty: all users of the provider
-    # Safe only for providers that omit `email_verified` and do not let users choose their address.
+    # True is safe only for providers that omit `email_verified` and do not let users choose their address.
     assume_email_verified: bool = False
 
     def __post_init__(self) -> None:
@@ -109,7 +109,8 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     require_key: bool = False  # authenticate local requests too
-    # Maximum number of characters in a user's chats; 0: no limit. Chats under the server's own API key are not limited.
+    # Maximum number of characters in a user's chats; 0: no limit. Chats created with the server's own API key are not
+    # limited.
     kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()  # names of users (from the proxy or provider) with operator rights
     proxy: ProxySignIn | None = None

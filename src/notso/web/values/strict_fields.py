@@ -17,7 +17,7 @@ class StrictFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _keep_first_unknown(cls, data: Any) -> Any:
-        # pydantic would create an error for each unknown field, so only the first one is kept.
+        # pydantic would create an error for each unknown field, so only the first unknown field is kept.
         fields = cls.model_fields
         if not isinstance(data, dict) or len(data) <= len(fields):
             return data

@@ -189,7 +189,7 @@ def translated(error: object) -> str:
         return str(error)
     try:
         return PluralString(phrase).format(**getattr(error, "values", {}))
-    except KeyError:  # errors of child processes and of replicas with another release may lack a value
+    except KeyError:  # errors from child processes, and from replicas of another release, may lack a value
         return str(error)
 
 

@@ -113,7 +113,7 @@ async def show(services: Services, owner: Owner, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel", dependencies=[GUARDED])
 async def cancel(request: Request, services: Services, owner: Owner, batch_id: str) -> Response:
-    """Cancel a batch. Its answers so far become available. A finished batch is not changed."""
+    """Cancel a batch. The answers generated so far become available. A finished batch is not changed."""
     for _ in range(3):  # try again if the status changes between reading and writing
         batch = await _get_batch(services, owner, batch_id)
         body = dict(batch.body)

@@ -140,8 +140,8 @@ def apply_edits(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
     """Return the edited conversation, and the edits that had an effect. Raises the errors of `count`."""
-    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of saved tokens is
-    # computed. Several such edits are reported as one, because only the strictest has an effect.
+    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of tokens that it saved
+    # is computed. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_drops_reasoning, messages[:-1]))
     if turns and management.of_kind(ClearThinking):

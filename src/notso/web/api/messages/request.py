@@ -254,7 +254,7 @@ def parse_message_request(
 def parse_count_request(
     body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
 ) -> MessageRequest:
-    """Validate a count request. Raises ApiError (400) naming the field."""
+    """Validate a token count request. Raises ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES, WITHIN_MESSAGE)
     return _request(fields, body, files, keep_volatile, params=(create_sampling_params(NAMES, {}),))
 

@@ -393,7 +393,7 @@ def encode_context(messages: Sequence[Message]) -> list[int]:
 
 
 def decode_context(context: Sequence[int]) -> tuple[Message, ...]:
-    """Reverse `encode_context`. Raises ApiError (400) for other numbers."""
+    """Reverse `encode_context`. Raises ApiError (400) for invalid numbers."""
     if not context:
         return ()
     try:

@@ -359,7 +359,7 @@ async def _answer(request: Request, api_request: OllamaRequest) -> Response:
         headers = await run_prompt_work(request, lambda: ignored_headers(api_request))
         choice = await resolve_model_choice(services, api_request.model)
         served = host.model(choice.model)
-        if api_request.keep_alive_s == 0:  # unload: must not load the model first
+        if api_request.keep_alive_s == 0:  # unloading must not load the model first
             host.keep(served, 0)
             name, reason = requested_name or served.name, "unload"
         else:

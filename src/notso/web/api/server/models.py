@@ -66,7 +66,7 @@ UNLOAD_NOTES: Notes = {"lora_name": works("the adapter's name in requests")} | n
 
 @adapters_router.post("/v1/load_lora_adapter", dependencies=[operator_only(audit="loaded an adapter")])
 async def load(request: Request, services: Services) -> Response:
-    """Load an adapter. Later requests may name it as `model`."""
+    """Load an adapter. Later requests can name it in `model`."""
     fields, headers = await read_fields_and_headers(request, LoadFields, LOAD_NOTES)
     path = _resolve_adapter_path(services.shared.settings.adapter_dir, fields.lora_path)
     async with serving(services, fields.base_model_name) as model:

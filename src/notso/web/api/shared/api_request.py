@@ -66,7 +66,7 @@ class ApiRequest:
             )
 
     def prompt_name(self, index: int) -> str:
-        """Return the field of a prompt, with its index if there are several."""
+        """Return a prompt's field name, with the index if there are several prompts."""
         name = self.names.get("messages", "messages")
         return f"{name}.{index}" if len(self.prompts) > 1 else name
 

@@ -238,7 +238,7 @@ class BackgroundResponses:
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not await _has_read_events(unfinished):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. The
-            # response can start again, because no events of it have been sent.
+            # response can start again, because none of its events have been sent.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
@@ -347,7 +347,7 @@ def with_replay(submission: Submission, unfinished: UnfinishedResponse | None) -
 
 
 async def _has_read_events(unfinished: UnfinishedResponse) -> bool:
-    body = await asyncio.to_thread(json.loads, unfinished.body)  # may be several megabytes long
+    body = await asyncio.to_thread(json.loads, unfinished.body)  # the body may be several megabytes long
     return bool(body.get("stream") or json.loads(unfinished.progress or "{}").get("is_read"))
 
 

@@ -88,7 +88,7 @@ class IdempotencyMiddleware:
         try:
             if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
                 raise invalid_field(HEADER, "Idempotency-Key must be 1 to 255 printable ASCII characters")
-            scope.pop(RELEASE_BODY, None)  # this middleware holds the body until the response ends
+            scope.pop(RELEASE_BODY, None)  # this middleware keeps the body in memory until the response ends
             request.state.caller = caller  # so that the body counts against this owner's limit
             message = await receive()
             if message["type"] != "http.request":
@@ -206,7 +206,7 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
                     await send({"type": "http.response.body", "body": entry, "more_body": True})
                 number += 1
             if log.finished and number == len(log.sse_events):
-                if not log.body:  # a failed response gets no final message, so the client sees a cut connection
+                if not log.body:  # a failed response gets no final message, so that the client notices the failure
                     await send({"type": "http.response.body", "body": b""})
                 return
             change = asyncio.create_task(log.wait(number, PING_SECONDS))
