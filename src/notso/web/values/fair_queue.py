@@ -55,7 +55,7 @@ class FairQueue:
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for the owner's turn, which lasts until the `with` block ends. The block can call `work`."""
+        """Wait for the owner's turn. The `with` block can then call `work`."""
         await self._acquire(owner)
         try:
             yield

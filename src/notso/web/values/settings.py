@@ -283,7 +283,7 @@ class Settings:
         for name in self.allowed_hosts:
             if not _is_host_name(name):
                 examples = "bot.example or xn--mnchen-3ya.example"
-                message = f"allow_host must be a host name such as {examples}, without scheme and port, not {name!r}"
+                message = f"allow_host must be a host name such as {examples}, without a scheme or port, not {name!r}"
                 raise SettingsError(message, setting="allowed_hosts")
         if self.base_path.strip("/") and not is_base_path(self.base_path.rstrip("/")):
             raise SettingsError("base_path must be a path such as /chat", setting="base_path")

@@ -257,9 +257,9 @@ ANSWER_NOTES: Notes = {
     "top_logprobs": works("number of most likely tokens to return at each position, 0 to 20; requires `logprobs`"),
     "keep_alive": works(
         "how long the model stays loaded after this response: seconds, or a duration such as `5m` or `1h30m`; default: "
-        "the server's `--keep-alive`. 0: unload when idle; a request without messages or a prompt then only unloads. "
-        "Negative: never unload. For operators only: for other callers, the value is ignored, and a request that only "
-        "unloads is refused"
+        "the server's `--keep-alive`. 0: unload the model when idle; a request without messages or a prompt then only "
+        "unloads it. Negative: never unload the model. For operators only: for other callers, the value is ignored, "
+        "and a request that only unloads the model is refused"
     ),
 } | notes_in(AnswerFields)
 

@@ -383,7 +383,7 @@ class ResponseFields(InputTokenFields):
 
 INPUT_TOKEN_NOTES: Notes = {
     "input": works(
-        "a text, or a list of messages, tool calls, outputs of tools, reasoning, and references to stored items"
+        "a text, or a list of messages, tool calls, tool outputs, reasoning, and references to stored items"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
     "instructions": works("the system prompt; applies to this response only"),

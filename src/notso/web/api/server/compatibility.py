@@ -45,7 +45,7 @@ sync with the code. A documented field is refused only if its value would change
   instead. Values out of range are refused as well.
 
 Fields with the value null are ignored. **Fields that are not listed** are ignored at any depth and named in
-`x-notso-ignored` (at most 32 names, then the number of the rest); `--strict-fields` refuses them. [api.md](api.md)
+`x-notso-ignored` (at most 32 names, then the number of further names); `--strict-fields` refuses them. [api.md](api.md)
 describes endpoints and responses.
 """
 

@@ -302,7 +302,7 @@ def queued_body(unfinished: UnfinishedResponse) -> dict[str, Any]:
 
 
 def echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """From a valid request of the Responses API, return the fields that the response repeats."""
+    """Return the fields that a response repeats from `body`, a valid request."""
     # The types in client libraries require all fields, even those that the request omits.
     format = (body.get("text") or {}).get("format") or {"type": "text"}
     if format["type"] == "json_schema":
@@ -357,7 +357,7 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 
 
 def response_identity(request: Request, prefix: str) -> tuple[str, int]:
-    """Return the response's id and creation time in seconds, which stay the same after a restart."""
+    """Return the response's id and creation time in seconds; both survive a restart."""
     unfinished = resumed_response(request)
     return new_id(prefix) if unfinished is None else unfinished.id, created_ms(request) // 1000
 
