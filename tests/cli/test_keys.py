@@ -64,7 +64,7 @@ def test_user_is_removed_by_key_id_or_name(notso: Notso, tmp_path: Path) -> None
     unknown = notso("keys", "remove", "ann", *where)
     assert unknown.code == 2 and "usage table, such as proxy:ann" in unknown.err
     misspelled = notso("keys", "remove", "proxy:ann", *where)
-    assert misspelled.code == 2 and "no data of proxy:ann is stored" in misspelled.err
+    assert misspelled.code == 2 and "no data is stored for proxy:ann" in misspelled.err
     (bob,) = (each["id"] for each in json.loads(notso("keys", "--json", *where).out))
     assert json.loads(notso("keys", "remove", f"key:{bob}", "--json", *where).out) == {"removed": f"key:{bob}"}
 

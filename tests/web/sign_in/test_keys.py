@@ -489,7 +489,7 @@ def test_operator_page_removes_a_user_with_all_data(start: Start, book: KeyManag
     release.set()
     server.on_loop(accounts.flush)
     misspelled = remove("proxy:ann")
-    assert misspelled.status_code == 400 and "no data of proxy:ann is stored" in misspelled.text
+    assert misspelled.status_code == 400 and "no data is stored for proxy:ann" in misspelled.text
     server.on_loop(lambda: store.save_memory("proxy:ann", Memory(new_id(), "Private.", 1)))
     assert remove("proxy:ann").status_code == 303, "a user without a key can be removed too"
     assert server.on_loop(lambda: store.memories("proxy:ann")) == []

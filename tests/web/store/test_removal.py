@@ -119,7 +119,7 @@ async def removed(store: Any, access: AccessStore) -> tuple[Planted, Planted]:
     before = await stays.rest(store, access)
     assert min(before) > 0 and await gone.rest(store, access) == before
     await remove_user(store, access, gone.owner, "an operator")
-    with pytest.raises(SettingsError, match=f"no data of {gone.owner} is stored"):
+    with pytest.raises(SettingsError, match=f"no data is stored for {gone.owner}"):
         await remove_user(store, access, gone.owner, "an operator")
     assert set(await gone.rest(store, access)) == {0}
     assert await stays.rest(store, access) == (before[0], before[1] - 1, before[2] - 1, *before[3:]), "one project gone"

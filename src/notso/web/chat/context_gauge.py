@@ -38,7 +38,7 @@ class ContextGauge:
     used: int
     total: int
     parts: Mapping[str, int]
-    prefill_tokens: int  # tokens that are not cached; processing them takes about `seconds`
+    prefill_tokens: int  # number of tokens that are not cached; processing them takes about `seconds`
     seconds: float | None
     when_full: WhenFull
     offers_summary: bool

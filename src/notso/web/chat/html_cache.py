@@ -62,7 +62,7 @@ class HtmlCache:
         kept = self._mathml.get(formulas)
         if kept is None or kept.expires <= time.monotonic():
             converted = await convert_all(formulas)
-            # Lengths would be too small: strings have overhead, and take up to four bytes per character.
+            # The lengths would be less than the memory: strings have overhead, and take up to four bytes per character.
             size = sum(map(sys.getsizeof, (formulas, converted, *formulas, *chain(*formulas), *converted)))
             kept = _Converted(converted, size, time.monotonic() + (FAILED_SECONDS if None in converted else math.inf))
         if (earlier := self._mathml.pop(formulas, None)) is not None:

@@ -28,10 +28,10 @@ from notso.web.values.visible_text import sanitize_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
-_COMPARED_CHARACTERS = 185  # leading characters of a name that `display_name` never truncates
+_COMPARED_CHARACTERS = 185  # number of characters at the start of a name that `display_name` never drops
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
-CHECK_SECONDS = 5.0  # interval of checks for documents queued by other servers and for changes in the folder
-_reported: set[Path] = set()  # folders with too many documents, each logged once
+CHECK_SECONDS = 5.0  # interval between checks for documents queued by other servers and for changes in the folder
+_reported: set[Path] = set()  # folders already logged as having too many documents
 
 
 class LibraryWorker:

@@ -412,7 +412,7 @@ async def resume_orphan(services: ChatServices, orphan: Orphan) -> None:
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.is_unknown(orphan.generation_id):  # the answer is generated in this process, or its last save failed
+    if not turns.is_unknown(orphan.generation_id):  # this process is generating the answer, or failed to save it
         if (turn := turns.find(orphan.generation_id)) is not None and turn.log.finished:
             with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await _save_ended_turn(ChatUser(services, orphan.owner), turn)
@@ -524,7 +524,7 @@ async def _branch_request(
     options: RequestOptions,
     *following: Message,
 ) -> Request:
-    # `following`: messages after the branch. `options`: request options that depend on its purpose.
+    # `following`: messages after the branch. `options`: options that depend on the request's purpose.
     documents = await load_branch_documents(user, view, choice)
     messages = (*await asyncio.to_thread(prompt_messages, view.line, view.settings, documents), *following)
     options = replace(

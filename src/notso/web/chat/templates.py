@@ -220,7 +220,7 @@ class Pages:
 
 
 def _renderer_client(request: Request) -> str:
-    # Some pages are rendered before the caller is authenticated: use the peer's address.
+    # For pages that are rendered before the caller is authenticated, use the peer's address.
     return owner_of(request) if hasattr(request.state, "caller") else f"from {peer_of(request)}"
 
 

@@ -179,7 +179,7 @@ download as done before its model starts loading."""
 
 def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
     """Return a callback that replaces the demo model, if it is the default, with the downloaded `file`."""
-    # Call on the event loop. The callback waits for the loop, so call the callback in another thread.
+    # Call this function on the event loop, but the callback in another thread, because it waits for the loop.
     loop = asyncio.get_running_loop()
     if registry is None:
         return lambda: None

@@ -70,7 +70,8 @@ class ServedModel:
 
     @property
     def retry_seconds(self) -> int:
-        # The Retry-After header after a failed load. Unless the host retries the load, an operator must act first.
+        # Value of the Retry-After header after a failed load. It is higher if the host does not retry the load by
+        # itself, because an operator must then remove the cause.
         return 5 if isinstance(self.load, ReturningSource) else 60
 
     def mark_loaded(self, engine: ChatEngine) -> None:
@@ -364,7 +365,7 @@ class EngineHost:
 
     async def _evict_one(self, others: list[ServedModel], served: ServedModel) -> None:
         # Close the engine that has been idle longest, but the default engine only if no other is idle. If no engine is
-        # idle, wait until one is idle or all have been lost.
+        # idle, wait until one is idle or none is left.
         while served.state == "loading" and any(each.engine is not None for each in others):
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
@@ -394,8 +395,8 @@ class EngineHost:
             self.request_load(served)
 
     def _reload_lost_engine(self, served: ServedModel, load: int) -> None:
-        # Loading again uses the CPU if the GPU failed, and reconnects if the engine is remote. `load` is the lost
-        # engine's number: if `loads` has increased since, the engine in use is newer and is kept.
+        # Loading again uses the CPU if the GPU failed, and reconnects if the engine is remote. `load` is the value of
+        # `loads` for the lost engine: if `loads` has increased since, the engine in use is newer and is kept.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")
             self._enqueue(partial(self._in_thread, served.engine.close))

@@ -131,7 +131,7 @@ OnEnd = Callable[[Usage | None, FinishReason | None], None]
 """The finish reason of a failed generation is None."""
 
 MOST_AT_ONCE = 32
-"""Maximum events per batch, so that a reader that is catching up does not block the event loop."""
+"""Maximum number of events per batch, so that a reader that is catching up does not block the event loop."""
 BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
@@ -213,7 +213,7 @@ class RunningRequest:
         Returns None if stopped meanwhile. Raises ModelError if loading fails.
         """
         host = self._requests.host
-        if self._served is not None and self._served.engine is None:  # for example, lost in a GPU failure
+        if self._served is not None and self._served.engine is None:  # for example, after a GPU failure
             self._release_model()
         if self._served is None:
             host.allow_retry(model)
@@ -361,8 +361,8 @@ class RunningRequest:
         self._submitting = True  # set first, because `close` sets `_stopped` and then reads `_submitting`
         try:
             for generation in () if self._stopped else submit(engine):
-                # Append before checking the flags, because `stop` sets its flag and then reads the list, in another
-                # thread.
+                # Append before checking the flags, because `stop`, in another thread, sets its flag and then reads the
+                # list.
                 self._generations.append(generation)
                 if self._answer_now_requested:
                     generation.answer_now()
@@ -370,8 +370,8 @@ class RunningRequest:
                     generation.stop()
                     return
         finally:
-            # `begin` does not do this, because it can be canceled while this thread continues. After an error, the
-            # generations that have begun must still be followed.
+            # This is done here and not in `begin`, which can be canceled while this thread continues. Even after an
+            # error, the generations that were started must be followed.
             self._requests.wakes.wake(self._loop, self._follow_generations)
 
     def _on_write(self) -> None:

@@ -1,6 +1,7 @@
 """Sanitize HTML and SVG from a model for a preview: remove scripts and most resources that load automatically.
 
-The sanitizer takes quadratic time in the number of open elements, so it runs in a child process with limited CPU time.
+The sanitizer's running time is quadratic in the number of open elements, so it runs in a child process with limited
+CPU time.
 """
 
 from __future__ import annotations

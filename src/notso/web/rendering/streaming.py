@@ -32,10 +32,10 @@ class StreamingMarkdown:
     """Renders growing text. Within the limits, the final result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        # Only rendering complete blocks is charged to the message's budget. At each update, finding the blocks and
-        # rendering the tail may take TICK_SECONDS each. If rendering the tail takes longer, the tail is shown as plain
-        # text until its block ends. If finding the blocks takes longer, the next search waits until the text has
-        # doubled.
+        # Only the rendering of complete blocks is charged to the message's budget. At each update, finding the blocks
+        # and rendering the tail may take TICK_SECONDS each. If rendering the tail takes longer, the tail is shown as
+        # plain text until its block ends. If finding the blocks takes longer, the next search waits until the length of
+        # the text has doubled.
         self._budget = budget or Budget()
         self._text = ""
         self._cr = ""  # a trailing CR, which may be followed by LF

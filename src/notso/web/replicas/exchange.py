@@ -15,8 +15,8 @@ Body = Mapping[str, Any]
 Subscriber = Callable[[Body], None]
 """Function that handles a message from another replica."""
 ApplyChanges = Callable[[Body], bool]
-"""Function that applies changes of a published log to a copy. It returns False if earlier changes are missing; then it
-is called again with all changes."""
+"""Function that applies changes from a published log to a copy. It returns False if earlier changes are missing; then
+it is called again with all changes."""
 
 
 class ChangeLog(Protocol):
@@ -54,10 +54,10 @@ class Exchange(Protocol):
         """Call `subscriber` for each message of this kind."""
 
     def publish(self, name: str, log: ChangeLog) -> None:
-        """Send the changes of a log until it is finished."""
+        """Send the changes in a log until the log is finished."""
 
     def following(self, name: str, apply_changes: ApplyChanges) -> AbstractContextManager[None]:
-        """While the context is open, pass the changes of a published log to `apply_changes`."""
+        """While the context is open, pass the changes from a published log to `apply_changes`."""
 
     async def claim(self, name: str, holder: str) -> str:
         """Claim a name for `holder` until `release` or the end of this replica.

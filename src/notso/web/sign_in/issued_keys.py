@@ -25,7 +25,7 @@ CACHE_SECONDS = 60.0
 """Time for which a key remains valid after it was last found in the store, if the store fails."""
 MAX_CACHED = 10_000
 COMMAND_LINE = "command line"
-"""Name in the audit log of operators who use the command line."""
+"""Name under which the audit log lists operators who use the command line."""
 _log = logging.getLogger("notso.web.access")
 
 

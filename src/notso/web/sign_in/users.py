@@ -65,9 +65,9 @@ async def revoke_key_of(access: AccessStore, owner: str) -> None:
 
 
 async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, removed_by: str) -> None:
-    """Permanently delete a user's key, usage and stored data. Raises StorageError, or SettingsError if none exist.
+    """Permanently delete a user's key, usage and stored data. `removed_by` appears in the audit log.
 
-    Can be repeated after a failure. `removed_by` appears in the audit log.
+    Raises StorageError, or SettingsError if nothing is stored. Can be repeated after a failure.
     """
     if access is not None:
         await revoke_key_of(access, owner)
@@ -75,7 +75,7 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
     # Delete the key last, because its name and id are needed to repeat the removal after a failure.
     found |= access is not None and await access.remove_owner(owner)
     if not found:
-        raise SettingsError(f"no data of {owner} is stored", setting="name")
+        raise SettingsError(f"no data is stored for {owner}", setting="name")
     if access is not None:
         # The audit log does not name the removed user.
         removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"

@@ -60,7 +60,7 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An entry in an audit log. It never contains text of chats."""
+    """An entry in an audit log. It never contains text from chats."""
 
     at_ms: int
     owner: str
@@ -106,8 +106,8 @@ class AccessStore(Protocol):
     ) -> list[Reservation] | UsageTotals:
         """Reserve tokens for requests. Answers get fewer tokens if the quota is nearly used up.
 
-        A reservation never raises the used and reserved tokens above the quota, even across processes. If the quota
-        does not suffice, nothing is reserved, and the usage so far is returned.
+        A reservation never raises the sum of used and reserved tokens above the quota, even across processes. If the
+        quota does not suffice, nothing is reserved, and the usage so far is returned.
         """
 
     async def remove_owner(self, owner: str) -> bool:

@@ -31,7 +31,7 @@ MAX_HITS = 50
 PARSING_SECONDS = 600.0
 """Time after which another process may claim a document that is still being parsed."""
 RETRY_SECONDS = 3600.0
-"""Minimum time between attempts to read a document again, if an attempt fails for a reason that may pass."""
+"""Minimum time between attempts to read a document again, after a failure that may be temporary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Library:
     name: str
     salt: str  # random text, hashed into the keys of KV cache blocks of the library's documents
     created_ms: int
-    instructions: str = ""  # inserted after the documents in prompts of a project
+    instructions: str = ""  # inserted after the documents in prompts of the project's chats
     # Settings of a project's chats, which override the user's defaults.
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     rights: Rights = "own"  # the user's rights; set only by DocumentStore.libraries
@@ -201,8 +201,8 @@ class DocumentStore(Protocol):
     ) -> list[PassageHit]:
         """Return passages that contain words of the query, ranked by BM25.
 
-        Searches `document_ids` or `library_id`, or by default all readable documents. Searched documents whose text is
-        from an older reader are queued as by `reread`.
+        Searches `document_ids` or `library_id`, or by default all readable documents, and queues those whose text is
+        from an older reader, as `reread` does.
         """
 
     async def retry(self, owner: str, document_id: str) -> bool: ...
@@ -225,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        is_passing: the cause may pass; retry after RETRY_SECONDS.
+        is_passing: the cause may be temporary; retry after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the integrity check fails. `behind`: commits are missing. `gone`: the file is empty or missing."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 MAX_MEMORIES, MAX_MEMORY_CHARACTERS = 50, 4_000
-"""Limits of a user's memory: number of entries, and their total characters."""
+"""Limits on a user's memory: number of entries, and total number of their characters."""
 MOST_SHOWN = 1000
 """Maximum number of messages on a chat page when it is opened."""
 MOST_SHOWN_CHARACTERS = 1 << 22
@@ -194,7 +194,8 @@ class AnswerTrace:
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
-    # Number of attempts since the answer last grew, including the attempt that added a token or part (see `parts`).
+    # Number of attempts to generate the answer since it last grew. The attempt that added a token or part (see `parts`)
+    # counts as the first one.
     tries: int = 0
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
@@ -471,7 +472,7 @@ class ChatStore(Protocol):
     async def shown_before(
         self, owner: str, chat_id: str, message_id: str, limit: int, *, first: int | None = None
     ) -> ShownChat | None:
-        """Return the `limit` messages before this one, with the same rules as `shown_chat`.
+        """Return the `limit` messages before this one, by the same rules as `shown_chat`.
 
         With `first`, return messages before index `first` of the branch.
         """

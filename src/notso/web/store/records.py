@@ -110,7 +110,7 @@ class ApiRecords(Protocol):
     async def change_batch(
         self, owner: str, batch_id: str, body: Mapping[str, Any], *, before: str, is_open: bool = True
     ) -> bool:
-        """Replace the body if its `status` still equals `before`; return whether it did."""
+        """Replace the body if its `status` still equals `before`; return whether it was replaced."""
 
     async def add_line(self, batch_id: str, holder: str, file_id: str, number: int, content: bytes) -> bool:
         """Append a line to an unfinished output file; return False if the process has lost its lease."""

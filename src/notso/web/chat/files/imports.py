@@ -274,7 +274,7 @@ def _to_stored_chat(source: _Chat) -> ImportedChat:
     except ValueError:
         raise _invalid("prompt_date", "invalid date") from None
     form = {k: v for k, v in form_values(source.settings).items() if v}
-    form.pop("tools", None)  # only the user may enable tools, not a file
+    form.pop("tools", None)  # only the user, not an imported file, may enable tools
     settings, problems = updated_settings({}, form)
     if problems:
         place, reason = next(iter(problems.items()))

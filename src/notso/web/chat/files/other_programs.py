@@ -165,7 +165,7 @@ class ExportReader:
             raise self._problem or ImportFormatError("import_unknown")
 
     def _convert_all(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
-        listed: list[Any] = []  # messages of a top-level list, or of several lines
+        listed: list[Any] = []  # messages from a top-level list, or from several lines
         session: JSON | None = None  # a chat of llama.cpp's web UI: one line for the chat, then one for each message
         for value, is_listed in chain(documents, [END_OF_FILE]):
             kind = value.get("type") if isinstance(value, dict) else None
@@ -390,7 +390,7 @@ def _fill_chatgpt(node: MessageNode, message: JSON, reader: ExportReader) -> Non
     node.role = _role((message.get("author") or {}).get("role"))
     if node.role and metadata.get("is_visually_hidden_from_conversation"):
         node.role = ""
-    for part in content.get("parts") or []:  # counted for hidden messages, too, such as tool results
+    for part in content.get("parts") or []:  # media in hidden messages, such as tool results, are counted, too
         if isinstance(part, dict) and "asset_pointer" in str(part.get("content_type")):
             if "image" in part["content_type"]:
                 reader.count_omitted(node, "pictures")
@@ -404,7 +404,7 @@ def _fill_chatgpt(node: MessageNode, message: JSON, reader: ExportReader) -> Non
         node.role = ""
     elif node.role:
         for each in metadata.get("attachments") or []:
-            if not str(each.get("mime_type")).startswith("image/"):  # images are counted with the content
+            if not str(each.get("mime_type")).startswith("image/"):  # images are counted as parts, above
                 reader.count_omitted(node, "files", each.get("name"))
         node.content = _chatgpt_text(content, reader)
         if message.get("status") == "in_progress":

@@ -272,7 +272,7 @@ async def clear(page: Page, chat: FoundChat, _: Fields) -> Response:
     except BaseException:  # a failure may be reported after the commit (see `Turns.stopping`)
         turns.stop_chat(page.owner, chat.id)
         raise
-    for generation_id in unfinished:  # but not answers that another tab has started since then
+    for generation_id in unfinished:  # do not stop answers that another tab has started since then
         turns.stop(generation_id)
     trash_id = require(found, words["error_unknown_chat"])
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}

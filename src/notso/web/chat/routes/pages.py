@@ -205,7 +205,7 @@ async def feed(
     """Report changes as server-sent events. `chats`: the chat list has changed. `turns`: messages of `chat` were
     changed in another tab."""
     shown = await page.store.chat(page.owner, chat) if is_id(chat) else None
-    if shown is not None:  # an answer that ended before the page connected has marked the chat as unread
+    if shown is not None:  # an answer that ended before the page connected may have marked the chat as unread
         await _mark_read(page, shown)
     events = feed_events(page.services.feed, last_event_id or after, page.owner, chat, tab)
     return CountedStream(page.services.page_streams, page.owner, events)

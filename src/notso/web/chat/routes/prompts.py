@@ -92,7 +92,7 @@ async def save_prompt(page: Page, fields: Fields) -> Response:
     if len(saved | {name}) > MAX_PROMPTS:
         return await _prompts_page(page, words["error_prompts"].format(limit=MAX_PROMPTS), typed)
     await page.store.save_prompt(page.owner, typed)
-    # Save under the new name first, so that a failure in between loses nothing.
+    # Delete the old prompt only now, so that a failure in between loses nothing.
     if was != name and was in saved:
         await page.store.delete(page.owner, "prompt", was)
     return RedirectResponse("/prompts", 303)

@@ -121,7 +121,7 @@ async def estimate(page: Page, fields: Fields) -> Response:
         try:
             view = await read_branch(page, chat_id, last)
         except Problem as problem:
-            if problem.moved or page.is_fragment:  # cleared or deleted in another tab; the page is about to be notified
+            if problem.moved or page.is_fragment:  # the chat was cleared or deleted; the page is about to be notified
                 return Response(status_code=204)
             raise
     settings, line = view.settings, view.line

@@ -81,7 +81,7 @@ async def show_page(page: Page, name: str, path: str) -> Response:
 
 
 def _is_status(status: Any) -> bool:
-    # Allows statuses 2xx with a body, and 4xx except 401.
+    # Allows 2xx statuses with a body, and 4xx statuses except 401.
     return type(status) is int and (200 <= status < 300 or 400 <= status < 500) and status not in (204, 205, 401)
 
 

@@ -119,7 +119,7 @@ async def import_chats(page: Page) -> Response:
     if kind not in (*IMPORT_TYPES, FORM_TYPE):
         raise Problem(415, words["import_unknown"])
     body, importing = await page.request.body(), page.services.importing
-    # Hold the import slot until the chats are stored, because a parsed file takes several times its size in memory.
+    # Keep the import slot until the chats are stored, because a parsed file takes several times its size in memory.
     async with importing.turn(page.owner):
         if kind == FORM_TYPE:
             form = body

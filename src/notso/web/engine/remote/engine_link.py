@@ -58,7 +58,7 @@ RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""Limits of the result of a call, and of a line of the stream, which contains new events of all answers. The largest
+"""Limits on the JSON of a call's result, and of a stream line, which contains new events of all answers. The largest
 results are the token ids of long prompts."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
@@ -257,7 +257,7 @@ class EngineLink:
             raise http.client.IncompleteRead(bytes(body), response.length)
         response.close()  # read1 leaves the response open, which would block the connection
         self._raise_for_status(response)
-        if not body:  # http.client accepts headers that break off, even before Content-Length
+        if not body:  # http.client accepts truncated headers, even without Content-Length
             raise http.client.IncompleteRead(b"")
         return bytes(body)
 
@@ -333,11 +333,11 @@ class EngineLink:
     def _read_lines(self) -> Iterator[dict[str, Any]]:
         # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
-        self._stream = connection.sock  # before the commands are read, so that none is missed
+        self._stream = connection.sock  # set before the commands are read, so that none is missed
         try:
             with self._changed:
                 open_now, last = sorted(self._open.items()), self._last
-                # Events may arrive before the response to the request that submits the answer.
+                # Events may arrive before the response to the request that starts the answer.
                 read = {number: each.events for number, each in open_now if each.accepted_by or each.events}
                 self._resumed, self._streamed_by = frozenset(read), None
             body = {
@@ -372,7 +372,7 @@ class EngineLink:
             raise EngineError(error_from_wire(line["error"]).sentence)
         if "known" in line:
             with self._changed:
-                self._streamed_by = line.get("id", True)  # True: `submit` returns True in releases without session ids
+                self._streamed_by = line.get("id", True)  # older releases send no id, and `submit` returns True
             self._end_lost_answers(self._resumed.difference(line["known"]))
         if "stats" in line:
             self.stats = validate_numbers(from_wire(EngineStats, line["stats"]))
@@ -411,13 +411,13 @@ class EngineLink:
                 self._changed.notify_all()
         if is_lost and was_up:
             self._abort_calls()
-            # Report the loss before ending the answers. Code that retries an ended answer then finds the engine lost
-            # and waits until an engine is available.
+            # Report that the engine is lost before ending its answers. Code that retries an answer then waits until an
+            # engine is available.
             self._when_changed()
             self._end_all_answers(problem)
 
     def _end_lost_answers(self, unknown: frozenset[int] = frozenset()) -> None:
-        with self._changed:  # a new session accepts answers only after `_streamed_by` has been reset
+        with self._changed:  # until `_streamed_by` is reset, which requires this lock, no new session accepts answers
             lost = {
                 number
                 for number, each in list(self._open.items())
@@ -459,7 +459,7 @@ def validate_numbers(value: T) -> T:
     """Return `value`. Raises ValueError if a number in it is negative, NaN or too large."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
-        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too
+        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails this test, too
             raise ValueError(f"{field_.name} is not a count")
     return value
 
@@ -495,8 +495,8 @@ _CARRIED = {
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     try:
-        # Unlike json.dumps, this lets other threads run, and does not escape text outside ASCII. An escaped body could
-        # exceed the size limit.
+        # Unlike json.dumps, this lets other threads run, and does not escape non-ASCII characters. An escaped body
+        # could exceed the size limit.
         return json_bytes(body, allow_nan=True)
     except UnicodeEncodeError:  # a lone surrogate: the engine returns an error for it
         return json.dumps(body).encode()

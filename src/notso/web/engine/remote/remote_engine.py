@@ -95,10 +95,10 @@ class RemoteAdapters:
 
     def add(self, source: AdapterSource) -> AdapterInfo:
         # The path might not exist on the engine's machine.
-        raise InvalidRequestError("adapters must be loaded at the engine, not at a front end", param="adapter")
+        raise InvalidRequestError("adapters must be loaded on the engine, not on a front end", param="adapter")
 
     def remove(self, name: str) -> None:
-        raise InvalidRequestError("adapters must be unloaded at the engine, not at a front end", param="adapter")
+        raise InvalidRequestError("adapters must be unloaded on the engine, not on a front end", param="adapter")
 
 
 def _remote(
@@ -113,7 +113,7 @@ def _remote(
         try:
             return check(types.unpack_result(result))
         except ValueError:
-            raise EngineError(f"{self._link.name} returned an invalid result of {name}") from None
+            raise EngineError(f"{self._link.name} returned an invalid result for {name}") from None
 
     return call
 
@@ -184,7 +184,7 @@ class RemoteEngine:
     def close(self) -> None:
         """End running answers and calls."""
         self._closed = True
-        # After a loss, another RemoteEngine uses the link, and its answers must continue.
+        # If this engine was lost, another RemoteEngine now uses the link, whose answers must not be ended.
         if not self._lost:
             self._link.end_all()
 

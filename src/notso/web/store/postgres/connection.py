@@ -181,7 +181,8 @@ class PostgresDatabase(Database):
         return Heartbeat(orphans, taken_over, self._lost_generations(running))
 
     def _claim_orphans(self, known: frozenset[str]) -> list[Any]:
-        # Also return orphans that this process holds but that are not in `known`: an earlier result may have been lost.
+        # Also return answers that this process has claimed but that are not in `known`: an earlier result may have been
+        # lost.
         return self._connection.execute(
             "UPDATE messages SET holder = %s WHERE id IN (SELECT messages.id FROM messages"
             " JOIN answer_traces ON message_id = messages.id"
@@ -515,7 +516,7 @@ def _storage_error(error: psycopg.Error) -> StorageError:
 def require_session_pooling(url: str) -> None:
     """Raise StorageError if clients share server processes, as with PgBouncer's pool_mode = transaction."""
     # Session settings would then apply to the statements of other clients, and might not apply to our own.
-    for _ in range(2):  # twice, because a busy pooler may happen to assign different processes
+    for _ in range(2):  # twice, because a busy pooler in transaction mode may assign different processes
         with connect(url) as one, connect(url) as other:
             pids = set()
             for connection in (one, other):

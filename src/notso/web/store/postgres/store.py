@@ -86,7 +86,7 @@ class PostgresStore(SQLStore):
         return await self._reads.run(owner, lambda: self._connections.run_read(work))
 
 
-ACCESS_THREADS = 2  # more than one, so that key lookups do not wait for writes of usage
+ACCESS_THREADS = 2  # more than one, so that key lookups do not wait for usage writes
 
 
 class PostgresAccessStore(SQLAccessStore):

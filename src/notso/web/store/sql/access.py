@@ -120,8 +120,8 @@ class SQLAccessStore(ABC):
         def work(db: SQLConnection) -> list[Reservation] | UsageTotals:
             if self.LOCK_OWNER:
                 db.execute(self.LOCK_OWNER, (owner,))
-            # Query reservations before usage. A reservation that ends in between is then counted twice rather than not
-            # at all.
+            # Query reservations before usage. A reservation that ends between the two queries is then counted twice
+            # rather than not at all.
             reserved = db.execute(f"{_RESERVED} AND until_ms > {self.NOW_MS}", day_and_owner).fetchone()
             used = _used(db.execute(_USED, day_and_owner).fetchone())
             left = quota.tokens - used.tokens - int(reserved["tokens"])

@@ -46,7 +46,7 @@ from notso.web.values.ids import new_id
 # disk cache must be cleared manually.
 STALE_DAYS = 30
 # Records of stale caches are numbered before they are committed, so a lower number may become visible after a higher
-# one. Therefore, each query for records starts this far below the highest number that was cleared.
+# one. Therefore, each query for records starts this far below the highest number of the cleared caches.
 COMMIT_SPREAD = 1000
 ROWS_AT_ONCE = 200
 
@@ -357,7 +357,7 @@ class SQLDocuments:
         def work(db: Database) -> None:
             sql = "UPDATE documents SET state = 'failed', reason = ? WHERE id = ? AND state = 'parsing'"
             db.execute(sql, (reason, document_id))
-            # If only a newer reader fails, keep the older text, and do not try again unless the cause may pass.
+            # If only a newer reader fails, keep the older text, and try again only if the cause may be temporary.
             column, value = "reader", READER_VERSION
             if is_passing:
                 column, value = "held_until_ms", current_ms() + int(1000 * RETRY_SECONDS)
@@ -405,8 +405,7 @@ def reindex_document(db: Database, document_id: str) -> None:
 def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
-    A citation loses its document if the owner cannot read this document, its text has changed, or the text lacks
-    the quotation.
+    A citation's document is removed if the owner cannot read it, its text has changed, or the text lacks the quotation.
     """
     if not message.citations:
         return message

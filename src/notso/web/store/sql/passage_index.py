@@ -22,7 +22,7 @@ from notso.web.store.sql.search_words import split_words
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
-MAX_POSTINGS = 300_000  # ranking takes about a second; beyond this, the most frequent words are ignored
+MAX_POSTINGS = 300_000  # ranked in about a second; if there are more, the most frequent words are ignored
 MOST = 0xFFFF  # maximum of each field of a posting; passages with a higher number are not searchable
 
 

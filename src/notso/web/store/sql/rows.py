@@ -156,7 +156,7 @@ def load_settings(row: Any) -> dict[str, SettingValue]:
 def change_row_settings(
     db: Database, table: str, condition: str, values: Sequence[Any], change: SettingsChange
 ) -> bool:
-    """Replace the settings of one row, which stays locked meanwhile. Return False if there is none."""
+    """Replace the settings of one row, which stays locked meanwhile. Return False if there is no such row."""
     row = db.execute(f"SELECT settings FROM {table} WHERE {condition}{db.for_update}", values).fetchone()
     if row is not None:
         changed = settings_json(change(load_settings(row)))

@@ -64,7 +64,7 @@ from notso.web.values.json_steps import json_steps
 T = TypeVar("T")
 P = ParamSpec("P")
 
-SOURCES_AT_ONCE = 200  # sources per query of `earlier_imports`
+SOURCES_AT_ONCE = 200  # number of sources per query in `earlier_imports`
 # A large import is hidden in the trash until it is complete. Its trash id is renewed at this interval, so that the
 # import is not purged.
 RENEW_SECONDS = 3.0

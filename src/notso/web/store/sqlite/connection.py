@@ -99,7 +99,8 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
     connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(target),))  # the path may be invalid UTF-8
     with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copied:
-        # Delete the commit count, so that a restored copy is not considered damaged if notso.db-commits is higher.
+        # Delete the commit count, so that a restored copy is not considered damaged if notso.db-commits has a higher
+        # count.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
 
 

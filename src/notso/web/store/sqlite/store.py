@@ -252,7 +252,7 @@ def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
 def permanent_chats(copy: Path) -> list[tuple[str, str]]:
     """Return (owner, id) of a backup's chats except temporary and deleted ones, oldest first.
 
-    Raises StorageError, also if the schema version differs.
+    Raises StorageError, for example if the schema version differs.
     """
     with _open_backup(copy) as db:
         rows = db.execute(
@@ -275,7 +275,7 @@ def library_texts(copy: Path, owner: str, library: str) -> Iterator[tuple[str, D
 
 
 def back_up_directory(folder: Path, target: Path) -> None:
-    """Copy the chat database in `folder` to `target`. Raises StorageError, also if a server is using the folder."""
+    """Copy the chat database in `folder` to `target`. Raises StorageError, for example if a server uses the folder."""
     path = folder / "notso.db"
     if not file_type(path):
         raise StorageError(f"{folder} contains no chats")
@@ -300,7 +300,7 @@ def back_up_directory(folder: Path, target: Path) -> None:
 _FIND = FIND.format(texts="texts JOIN indexed ON indexed.number = texts.rowid", match="texts MATCH ?")
 
 
-MERGED_PAGES = 500  # pages of the search index merged per transaction
+MERGED_PAGES = 500  # number of search index pages to merge per transaction
 
 
 class SQLiteDatabase(SQLiteStatements, Database):
