@@ -26,7 +26,7 @@ logger = logging.getLogger("notso.web.models")
 
 Phase = Literal["checking", "downloading", "stopping", "stopped", "failed", "done"]
 
-RATE_SECONDS = 5.0  # window of the displayed rate
+RATE_SECONDS = 5.0  # time over which the displayed rate is averaged
 _SAMPLE_SECONDS = 0.25
 
 Pull = Callable[..., object]

@@ -133,8 +133,8 @@ class DocumentStore(Protocol):
 
     Users can read their own libraries, the libraries of EVERYONE and the libraries that are shared with them; other
     libraries are treated as unknown. Users can change only their own libraries, but members with the right `add` can
-    add and retry documents. Methods that return a bool return False if the object does not exist or the user may not
-    change it.
+    add documents and retry their parsing. Methods that return a bool return False if the object does not exist or the
+    user may not change it.
     """
 
     queued: asyncio.Event  # set by methods that queue documents to parse

@@ -252,7 +252,7 @@ class TurnRefused:
     """
 
     running: StoredMessage | None  # the unfinished answer, if any
-    is_generated_here: bool = True  # whether this process generates that answer and can stop it
+    is_generated_here: bool = True  # whether this process is generating that answer and can stop it
     moved: bool = False  # whether the branch has continued or been deleted
 
 

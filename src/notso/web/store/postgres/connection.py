@@ -283,7 +283,7 @@ class _PlainText(Loader):
 class PostgresPool:
     """Thread-safe pool of up to `most` connections for the process named `replica`.
 
-    Stores can share a pool; the last call of `close` closes it. Methods raise StorageError.
+    Stores can share a pool; the last call to `close` closes it. Methods raise StorageError.
     """
 
     def __init__(self, url: str, most: int, replica: str) -> None:

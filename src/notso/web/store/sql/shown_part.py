@@ -49,7 +49,7 @@ SELECT {_FOUND}, (SELECT max(n) FROM down) AS below FROM up ORDER BY k
 _ABOVE = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT {_FOUND}, 0 AS below FROM up ORDER BY k"
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_MESSAGE)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
-# Approximate lower bound of a message's length in a prompt. The length of attachments is divided by six, because they
+# Approximate lower bound on a message's length in a prompt. The length of attachments is divided by six, because they
 # are stored as JSON, in which one character may become six (`\u00e9`). Prompts omit a question if its answer failed and
 # is empty, so `_PART` does not count such questions.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
