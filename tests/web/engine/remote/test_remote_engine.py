@@ -671,7 +671,7 @@ def test_engine_rejection_is_raised_at_front_end(start: Start, relayed: Relayed)
         engine.submit(ASKED, SamplingParams(), RequestOptions())
     assert caught.value.param == "top_p" and not source._link._open
     for wrong in (lambda: engine.adapters.add(AdapterSource("a", "a.gguf")), lambda: engine.adapters.remove("a")):
-        with pytest.raises(InvalidRequestError, match="at the engine"):
+        with pytest.raises(InvalidRequestError, match="loaded on the engine"):
             wrong()
 
 
