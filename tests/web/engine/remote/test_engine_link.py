@@ -276,13 +276,19 @@ def test_invalid_call_result_raises_engine_error(false: tuple[FalseEngine, Remot
         remote.estimate(HELLO)
 
 
+def read_request(connection: socket.socket) -> None:
+    """Read a request to its end. Closing a connection with unread bytes would reset it."""
+    with connection.makefile("rb") as file:
+        file.read(int(http.client.parse_headers(file)["Content-Length"] or 0) if file.readline() else 0)
+
+
 def test_response_that_ends_early_is_reported_as_a_broken_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def respond() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65_536)
+                read_request(connection)
                 connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"result"')
 
         with ThreadPoolExecutor(1) as pool:

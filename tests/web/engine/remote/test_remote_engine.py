@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import pytest
 from scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
-from web.engine.remote.test_engine_link import KEY, text, wait
+from web.engine.remote.test_engine_link import KEY, read_request, text, wait
 
 from notso.smollm3 import (
     AdapterSource,
@@ -651,7 +651,7 @@ def test_non_engine_server_is_rejected() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     connection, _ = listener.accept()
-                    connection.recv(65_536)
+                    read_request(connection)
                     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[1, 2, 3]\n")
                     connection.close()
 
