@@ -225,7 +225,7 @@ def _flush(code: int) -> int:
         terminal.abandon_stdout()
         reported = code
         code, line = exit_codes.explain(error)
-        if code != reported:  # it may have been reported when the command wrote to stdout
+        if code != reported:  # otherwise, the error was reported when the command wrote to stdout
             terminal.print_error(line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

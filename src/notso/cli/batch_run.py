@@ -143,7 +143,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
     from notso.web.api.shared.batch_line import MAX_LINE_BYTES
 
     file = utf8_stream(file)  # some editors write UTF-16 or a byte order mark
-    # A line that is too long is yielded as None, and is never held in memory as a whole.
+    # A line that is too long is yielded as None, without reading the whole line into memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -250,7 +250,7 @@ class BatchRun:
         self._running: dict[_RunningRequest, None] = {}  # in submission order
         self._finished_signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Lines on which the engine failed twice. Their errors are written when another line has been answered, or when
-        # no lines are left. Until then, the engine itself may be at fault.
+        # no lines are left. Until then, it is not known whether the lines or the engine caused the failures.
         self._blamed: list[RequestLine] = []
 
     def answer_all(self) -> None:
@@ -390,8 +390,8 @@ BLAMED = "the engine failed twice while it was answering this request"
 
 
 def _is_engine_failure(error: Exception) -> bool:
-    # An engine failure may have another cause than the line. If its error were written, the next run would skip the
-    # line.
+    # An engine failure may have a cause other than the line. If an error were written for the line, the next run would
+    # skip it.
     from notso.smollm3.engine.engine_core import CLOSED, FAILED
     from notso.smollm3.errors import EngineLostError
 

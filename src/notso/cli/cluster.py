@@ -78,10 +78,10 @@ def cluster(
     """Run replicas of the server under Ray Serve.
 
     Requires the optional extra `ray`. With --address, `up` deploys to a running Ray cluster and returns when the
-    replicas are ready; run it again to change the deployment, a fifth of the replicas at a time. Without --address, Ray
-    runs on this machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and a public --host
-    requires an API key. The configuration contains no secrets: set DATABASE_URL, VALKEY_URL and NOTSO_API_KEY on each
-    machine, in the environment in which Ray is started. File paths must be valid on every machine.
+    replicas are ready; run it again to change the deployment, which replaces a fifth of the replicas at a time. Without
+    --address, Ray runs on this machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and a public
+    --host requires an API key. The configuration contains no secrets: set DATABASE_URL, VALKEY_URL and NOTSO_API_KEY on
+    each machine, in the environment in which Ray is started. File paths must be valid on every machine.
     """
     from notso.cluster.plan import NEEDS_SHARED_STORES, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError

@@ -61,7 +61,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
         found = installed_model(model)
     except ModelFileError as error:
         name = str(model or os.environ.get("NOTSO_MODEL") or "")
-        if error.__cause__ is not None or not is_downloadable(name):  # a cause means that the path cannot be read
+        if error.__cause__ is not None or not is_downloadable(name):  # the error has a cause if the path cannot be read
             raise
         return _download_missing(name, silent=silent, fetch=fetch, missing=error)
     if found is None or not found.is_dir():

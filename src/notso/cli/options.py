@@ -313,7 +313,7 @@ def add_setting_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
     """Create SamplingParams from the options that were passed. Raises InvalidRequestError."""
-    # False and [] mean that the flag or list was not passed; 0 is a passed value.
+    # False and [] mean that the flag or list was not passed, but 0 is a value that was passed.
     passed: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in sampling.items()

@@ -54,7 +54,7 @@ def run(
         typer.Option(
             "--receipt",
             metavar="FILE",
-            help="Write a receipt of the answer, which `notso verify --receipt` checks.",
+            help="Write a receipt of the answer, for `notso verify --receipt`.",
             show_default=False,
         ),
     ] = None,

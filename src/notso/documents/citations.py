@@ -39,7 +39,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class QuotedSpan:
-    """A quotation in an answer, from `start` to `end`. `number`: its document; 0 for [[none]] and for claims."""
+    """A quotation in an answer, from `start` to `end`. `number`: that of its document; 0 for [[none]] and claims."""
 
     start: int
     end: int

@@ -121,7 +121,7 @@ def _struck(text: str) -> str:
 
 
 def raised(text: str) -> str:
-    """Return a superscript as plain text, as in `m²` and `10⁶`. Those without digits (`1st`, `®`) are not changed."""
+    """Return a superscript as plain text, as in `m²` and `10⁶`. Without digits (`1st`, `®`), it is unchanged."""
     core = text.strip()
     # Letters are more often ordinals (2e, XIXe) than exponents.
     if core.startswith("[") or len(core) > MAX_RAISED or not re.search("[0-9]", core):

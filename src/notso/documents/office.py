@@ -60,7 +60,7 @@ class Page:
         self.paragraph, self.prefix = [], ""
 
     def add_mark(self, mark: str) -> None:
-        # Without brackets, letters would continue the word, and a number would continue the superscript before it or
+        # Without brackets, a letter would continue the word, and a number would continue the superscript before it or
         # look like an exponent of the digit before it.
         last = (self.paragraph or [""])[-1]
         is_apart = any(map(str.isdecimal, mark)) and not (isinstance(last, Raised) or last[-1:].isdecimal())
@@ -470,7 +470,7 @@ class _FB2Reader(PageReader):
         super().__init__()
         self._depth, self._in_title = 0, False
         self._form: type[str] = str
-        self._note_start = 0  # start of the last link in its paragraph; negative if it is not to a note
+        self._note_start = 0  # start of the last link in its paragraph; negative if that link does not lead to a note
 
     def read_text(self, text: str) -> None:
         self.page.paragraph.append(self._form(re.sub(r"\s+", " ", text)))

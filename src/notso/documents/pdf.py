@@ -194,7 +194,8 @@ class _PageText:
                 yield *word.span(), "".join(letter for _, letter in letters)
 
     def _field_values(self, fields: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
-        # Moves values, which PDFium returns after the other text, to the nearest text in the same line.
+        # Moves the values of form fields, which PDFium returns after the other text, to the nearest text in the same
+        # line.
         boxes = ((at, self.box(at)) for at, letter in enumerate(self.text) if not letter.isspace())
         letters = sorted(((box[1] + box[3]) / 2, at, box) for at, box in boxes)
 

@@ -72,7 +72,7 @@ _QUOTED_PRINTABLE = re.compile(
 )
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
-MANY_MORE_WORDS = 2  # an HTML alternative is preferred if it has more than this many times the words
+MANY_MORE_WORDS = 2  # an HTML alternative is preferred if it has more than this many times as many words
 _WORD = re.compile(r"\w+")
 
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
@@ -86,8 +86,8 @@ _FOREIGN = re.compile("[^\0-\x7f]")
 _AFTER_SMALL = re.compile("([a-z])([^\0-\x7f])(?=([a-z]?))")
 _WITHIN_WORDS = frozenset("\xa0\xad·‘’–—´¦¬\u200b")
 _APOSTROPHE = re.compile(r"(?<![a-zα-ώ])’(?=[Ά-ώ])")  # the byte of ’ in ISO-8859-7 is Ά in Windows-1253
-# In other scripts, letters form words of their own. In Western text, they are within words of ASCII letters, where two
-# bytes may look like a Chinese character.
+# In other scripts, letters form words of their own. In Western text, letters outside ASCII occur within words of ASCII
+# letters, where two bytes may look like a Chinese character.
 _RUNS = re.compile("([A-Za-z]?)([^\0-\x7f]+)([A-Za-z]?)")
 MIN_IN_WORDS, MAX_BESIDE_LATIN = 0.6, 0.4
 _KANA = re.compile("[\u3041-\u30fe]")
@@ -119,7 +119,7 @@ _FIRST_BYTES = (
     ("big5hkscs", "Big5", frozenset({0xA1, *range(0xA4, 0xC7)})),
     ("cp932", "Shift_JIS", frozenset({0x81, 0x82, 0x83, *range(0x88, 0x99)})),
 )
-# The letters of each language besides ASCII.
+# The letters of each language that are not in ASCII.
 _WESTERN = (
     *("àâçéèêëîïôœùûüæ", "äöüßé", "áéíóúüñ¿¡ª", "áâãàçéêíóôõúüª", "àèéìòùî", "éëïóöüè", "åäöé", "æøåé"),
     *("áéíóúýþæöð", "áíóúýæøð", "äåõöüšž"),
@@ -190,7 +190,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
 
 def _guess_utf16(sample: bytes) -> str | None:
     # In UTF-16, spaces and line breaks have a zero byte, which other encodings of text lack. With the wrong byte order,
-    # ASCII characters become others, some of which are unassigned.
+    # ASCII characters become other characters, some of which are unassigned.
     zeros = sample.count(0)
     if not zeros or (zeros < MIN_ZEROS * len(sample) and _is_utf8_text(sample.replace(b"\0", b""))):
         return None

@@ -62,7 +62,7 @@ _MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # maximum characters of a number format
 _SIGNS = "-\u2212() "
 _SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # a section of a number format
-_MAX_STYLES = 100  # maximum in one pattern
+_MAX_STYLES = 100  # maximum number of styles in one pattern
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
@@ -75,7 +75,7 @@ _LONG_CELLS = range(2, 12)
 """Types of XLSB records for cells that are not empty; 3 and 11: errors."""
 _FONT_STRUCK = 0x08  # flag of fonts in XLS and XLSB files
 _STRUCK = "~~"
-_MAX_CHART_COLUMNS = 20  # maximum per series: its values and the levels of its categories
+_MAX_CHART_COLUMNS = 20  # maximum per series; columns are its values and the levels of its categories
 _CHART_VALUES = ("val", "yVal", "bubbleSize")
 _IDS = ("numFmtId", "fontId")
 _BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
@@ -158,7 +158,8 @@ def read_spreadsheet(
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
-        shown: _Shown = _ShownInArchive(Archive(file), read_ods_text)  # each Archive limits what it inflates
+        # A second Archive, because each can inflate only a limited size.
+        shown: _Shown = _ShownInArchive(Archive(file), read_ods_text)
     else:
         file.seek(0)
         shown = _ShownInXLS(file.read())
@@ -205,7 +206,7 @@ class _Shown:
         groups = _Groups(self.cells(sheet, name))
         for number, row in enumerate(rows):
             yield _added_to(row, groups.get(number), left)
-        # In XLSB files, the library skips errors in formulas, which may be in the last cells.
+        # In XLSB files, the library skips formulas that return errors, even if these are in the last rows.
         yield from (_added_to((), cells, left) for _, cells in groups.rest())
 
 

@@ -58,7 +58,8 @@ def read_docx(file: BinaryIO, warnings: list[str], is_chunk: bool = False) -> It
     lists = _WordLists(optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(optional_events(archive, f"{folder}/styles.xml"), lists)
     kinds_of_notes = [each for each in ("footnotes", "endnotes") if f"{folder}/{each}.xml" in archive.names]
-    sections = Archive(file) if kinds_of_notes else None  # each Archive limits what it inflates
+    # A second Archive, because each can inflate only a limited size.
+    sections = Archive(file) if kinds_of_notes else None
     notes = _Notes(
         next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
         _note_settings(optional_events(sections, main) if sections is not None else ()),
@@ -318,7 +319,7 @@ class _FormField:
     choice: int = -1
 
     def read(self, event: XMLEvent) -> str:
-        # Returns the text of the field at its end.
+        # At the end tag of the field, returns its text; otherwise, an empty text.
         start = event.kind == "start"
         if start and event.name == "listEntry":
             self.choices.append(event.get("val"))
@@ -362,7 +363,7 @@ def _has_replaced_content(event: XMLEvent) -> bool:
 
 
 class _WordReader(PageReader):
-    # Reads a part of a document: its text, its footnotes or its endnotes.
+    # Reads a part of a document: the main text, the footnotes or the endnotes.
     reads = Tags(PageReader.reads)
 
     def __init__(self, document: _WordDocument, part: str) -> None:
@@ -477,7 +478,7 @@ class _WordReader(PageReader):
             self._fields[-1:] = [True] * (kind == "separate")
         instruction, self._instruction = event.get("instr", self._instruction), ""
         label = self._lists.field_label(instruction, self._list_id, self._list_level())
-        if label and not self._run.is_hidden and kind != "separate":  # its result follows
+        if label and not self._run.is_hidden and kind != "separate":  # after "separate", the stored result follows
             self.page.paragraph.append(label)
 
     @reads("checkBox", "ddList", "<listEntry>", "<result>", "<default>", "<checked>")

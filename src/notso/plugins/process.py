@@ -301,7 +301,7 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_valid_result(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of the wrong type")
-            # From here on, `disable_plugin` no longer fails this call. If the code below raised an exception, the
+            # From here on, `disable_plugin` no longer makes this call fail. If the code below raised an exception, the
             # future would never be completed.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():

@@ -36,7 +36,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 
 
 def gbnf_to_lark(source: str) -> str:
-    """Translate to Lark. Raises InvalidRequestError if the grammar is invalid."""
+    """Translate GBNF to Lark. Raises InvalidRequestError if the grammar is invalid."""
     return _GbnfTranslator(source).lark()
 
 
@@ -46,7 +46,7 @@ class _Node:
     text: str = ""
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
-    missing: int = 0  # parts to mark with `can_end` before this node is marked
+    missing: int = 0  # number of parts that must have `can_end` before this node gets it
     can_end: bool = False  # matches some finite text
 
 

@@ -40,7 +40,8 @@ MAX_LEXER_STATES = 20_000  # one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
 MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each takes time at every token
 
-# Maximum length of a grammar in a request. Parsing takes about 300 bytes per character. Schemas have a separate limit.
+# Maximum length of a grammar in a request. Parsing takes about 300 bytes of memory per character. Schemas have a
+# separate limit.
 MAX_GRAMMAR_CHARACTERS = 2**18
 
 # Grammars of at least this length may need more stack than a thread usually has: about 5 KiB for each of up to
@@ -290,7 +291,7 @@ class GrammarCompiler:
             return self._spellings[tag]
 
     def _llguidance_tokenizer(self) -> llguidance.LLTokenizer:
-        # The first call takes a third of a second with the 3B model.
+        # Building the vocabulary, in the first call, takes a third of a second with the 3B model.
         import llguidance
 
         with self._lock:

@@ -49,18 +49,19 @@ LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Approximate maximum lookups of tokens with 8 bytes or more, per mask. Afterward, only shorter tokens are allowed."""
+"""Approximate maximum number of lookups of tokens with 8 bytes or more, per mask. Afterward, only shorter tokens are
+allowed."""
 MIN_REMAINING = 48
 """A quotation can start only if at least this many tokens remain."""
 LAST_TOKENS = 8
-"""With fewer remaining tokens, a quotation ends as soon as it can."""
+"""If fewer tokens remain, a quotation ends as soon as it can."""
 CHARACTERS_INDEXED_HERE = 1_000_000
 """Maximum length of a text that this process indexes; longer texts are indexed in a child process."""
 CHARACTERS_FILED = 50_000
 """The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
 named prompt prefix (see block_pool)."""
 CACHED_BYTES = 8_000_000
-"""Maximum total bytes of the indexed texts kept in memory for later requests. The latest one is always kept."""
+"""Maximum total bytes of the indexed texts kept in memory for later requests. The latest text is always kept."""
 
 Ids = npt.NDArray[np.intp]
 Ints = npt.NDArray[np.int32]
@@ -151,7 +152,7 @@ class Quotation:
         return not self._lead and self._interval.depth > 0 and self._index.may_end(self._interval)
 
     def allowed_tokens(self, logits: Floats) -> Ids:
-        """Return tokens (n,) that continue the quotation. With more than NARROW places, some may be missing."""
+        """Return tokens (n,) that continue the quotation. With more than NARROW places, some tokens may be missing."""
         vocabulary, interval = self._vocabulary, self._interval
         if interval.high - interval.low > NARROW:
             among = _top_tokens(logits[: vocabulary.size], LIKELIEST)

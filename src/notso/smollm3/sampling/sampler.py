@@ -69,7 +69,7 @@ class RepetitionFinder:
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Return ascending token ids and the amounts to subtract from their logits."""
         # Match lengths are updated for each new token with one comparison per position, which is cheaper than a new
-        # search. If a list is passed again, tokens may only have been appended to it.
+        # search. Between calls, tokens may only be appended to a list.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -250,7 +250,7 @@ def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
 
 def ranked(ids: Indices, weights: Floats) -> Indices:
     """Sort `ids` by descending weight, then id."""
-    # One integer sort is several times faster than a stable float sort: the bits of nonnegative floats are ordered as
+    # One integer sort is several times faster than a stable float sort: the bits of nonnegative floats are ordered like
     # their values, and the id in the low bits breaks ties.
     keys = (~weights.view(np.uint32)).astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
     keys.sort()

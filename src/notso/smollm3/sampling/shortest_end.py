@@ -163,7 +163,7 @@ class ShortestEndingSearch:
         escaped: bool = False,
         earlier_ending: bytes = b"",
     ) -> tuple[list[int] | None, int]:
-        """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken."""
+        """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the step count."""
         # in_string, escaped: the text ends inside a JSON string, or after a backslash.
         # earlier_ending: an ending whose suffixes are tried first.
         ticket = itertools.count()

@@ -370,8 +370,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler, started: str
 ) -> StructuredOutput | None:
-    # Constrains calls to the names of the tools, and to their parameters if strict. Without strict tools, returns None
-    # if the model has no token for calls, or a tool has no name.
+    # Constrains the tool names in calls, and the arguments of strict tools. Without strict tools, returns None if the
+    # model has no token for calls, or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None

@@ -1,8 +1,8 @@
 """Completion of structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
-length of the shortest one. Near the limit, a token is accepted only if an ending that fits in the remaining tokens is
-found after it. This rule applies as soon as one such ending is known.
+length of the shortest ending. Near the limit, a token is accepted only if an ending that fits in the remaining tokens
+is found after it. This rule applies as soon as one such ending is known.
 
 Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 how much one token can increase the distance, for example by opening an object with required members. The two estimates
@@ -78,7 +78,8 @@ class GrammarExtent:
         return [*(text for text in texts if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens will remain at the next search. Now, `left` remain, and the end is `distance` away."""
+        """Return how many tokens will remain at the next search. Now, `left` remain, and the end takes `distance` of
+        them."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -306,11 +307,11 @@ class TokenLimit:
 
     @property
     def least_estimate(self) -> float:
-        """Estimated tokens of a short answer; errs on the high side."""
+        """Estimated tokens in a short answer; errs on the high side."""
         return self._extent.extent.least
 
     def exclude_calls(self) -> None:
-        """Leave tool calls out of the estimates, because an answer has begun instead."""
+        """Leave tool calls out of the estimates, because an answer has begun instead of a call."""
         self._extent = self._extent.answer or self._extent
 
     def distance(self, matcher: MatcherProtocol, most: int, state: JsonState) -> int | None:
@@ -318,7 +319,7 @@ class TokenLimit:
         return None if ending is None else len(ending.tokens)
 
     def permits(self, matcher: MatcherProtocol, token: int, left: int, state: JsonState) -> bool:
-        """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens; True if unknown.
+        """Return whether an ending of up to `left` tokens can follow the (allowed) `token`; True if unknown.
 
         If the result is True, call `consume` with `token` before the next `permits`.
         """

@@ -1,4 +1,4 @@
-"""Elicitation: requests of MCP servers for user input during a call. The page shows each request as a form.
+"""Elicitation: requests from MCP servers for user input during a call. The page shows each request as a form.
 
 MCP servers are not trusted. Therefore, their requests are limited in size and shown as plain text, and regular
 expressions in their schemas are not evaluated.

@@ -45,8 +45,8 @@ from notso.web.values.visible_text import sanitize_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for a result with an image, although images are not used
 MAX_MESSAGE_ITEMS = 50_000
-"""Maximum number of commas and opening brackets (over HTTP, also of newlines) in a message. A message with this many
-takes 50 ms to parse, which blocks the event loop."""
+"""Maximum number of commas and opening brackets in a message (over HTTP, newlines are counted, too). A message with
+this many items takes 50 ms to parse, which blocks the event loop."""
 MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAY_ASK = frozenset({"tools/call", "prompts/get", "resources/read"})
@@ -77,7 +77,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
         self.fault = ""  # the exceeded limit or expired session that ended the connection, if any
         self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
         self.left_out: list[SkippedItem] = []
-        self.unanswered: set[str] = set()  # ids of requests during which the server may ask the user
+        self.unanswered: set[str] = set()  # ids of the requests in MAY_ASK that have no response yet
         self._entry = entry
         self._open_requests = 0
         self._ends_with_stream = ends_with_stream
@@ -109,7 +109,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
 
     @abc.abstractmethod
     async def _receive(self, incoming: MemoryObjectSendStream[Incoming]) -> None:
-        """Pass the server's messages on until the end of the connection."""
+        """Pass the server's messages on until the connection ends."""
 
     @abc.abstractmethod
     async def _send(
@@ -118,8 +118,8 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
         """Send messages to the server. Closing `incoming` makes pending requests fail."""
 
     def _accept_incoming(self, message: JSONRPCMessage) -> bool:
-        # Returns whether to pass the message on. Notifications are dropped, because progress, log records and changes
-        # of lists are not used.
+        # Returns whether to pass the message on. Notifications are dropped, because progress, log records and list
+        # changes are not used.
         if isinstance(message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
@@ -218,7 +218,7 @@ class McpStdioTransport(McpTransport):
                     async with asyncio.timeout(WRITE_SECONDS):
                         await stdin.drain()
         except TimeoutError:
-            self.fault = f"it did not read for {WRITE_SECONDS:g} s"
+            self.fault = f"it did not read its input for {WRITE_SECONDS:g} s"
         except OSError:
             pass  # the process has exited
         finally:
@@ -259,7 +259,7 @@ def remove_url_elicitation(message: JSONRPCMessage) -> None:
 
 
 def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
-    """Reduce listed tools to the used fields. Remove and return tools with an unusable name or schema."""
+    """Reduce listed tools to the fields that are used. Remove and return tools with an unusable name or schema."""
     # The library would reject a whole list because of one unusable tool. It would also match results against the
     # regular expressions in `outputSchema`, which can take unlimited time.
     tools = result.get("tools")

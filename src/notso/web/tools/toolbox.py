@@ -165,7 +165,7 @@ def _with_suspended_timeout(ask: Ask, clock: asyncio.Timeout) -> Ask:
         try:
             return await ask(question)
         finally:
-            with contextlib.suppress(RuntimeError):  # the call ended while the user was asked
+            with contextlib.suppress(RuntimeError):  # the call ended while the user was being asked
                 clock.reschedule(asyncio.get_running_loop().time() + remaining_s)
 
     return ask_without_timeout

@@ -224,7 +224,7 @@ def allowed_digests(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with only the tools `names` enabled. The permissions of other tools, or of all tools if
+    """Return settings with only the tools `names` enabled. Permissions for other tools, or for all tools if
     `ask_again`, are removed."""
     enabled = list(names)
     kept = {} if ask_again else {name: each for name, each in _permissions(settings).items() if name in enabled}

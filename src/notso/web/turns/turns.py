@@ -284,6 +284,6 @@ class Turns:
 
     def _discard_finished(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # Cancel the timer: a busy server would otherwise accumulate thousands within KEEP_FINISHED_SECONDS.
+        # Cancel the timer: a busy server would otherwise accumulate thousands of timers within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()

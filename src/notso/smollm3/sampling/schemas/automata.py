@@ -417,7 +417,7 @@ def _live_states(moves: _Moves, accepting: set[int]) -> set[int]:
 
 
 def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> dict[int, int]:
-    # Returns, for each live state, the first equivalent one.
+    # Returns, for each live state, the first state that is equivalent.
     group = {state: int(state in accepting) for state in sorted(live)}
     while True:
         kinds: dict[tuple[object, ...], int] = {}

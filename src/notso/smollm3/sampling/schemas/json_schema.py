@@ -32,8 +32,8 @@ MAX_PERIOD = 10_000
 a state for every remainder."""
 
 MAX_INTERSECTED = 10
-"""Maximum number of patterns that apply to the same text. Each doubles the library's work, and its memory is not
-limited."""
+"""Maximum number of patterns that apply to the same text. Each pattern doubles the work of the library, whose memory is
+not limited."""
 
 MAX_OPTIONAL = 240
 """Maximum consecutive optional properties of an object. At each position of an answer, the library is limited to 1,000

@@ -42,7 +42,7 @@ MAX_SHORTEST = 200
 """Maximum of `least` in `shortest_match`; a larger value is reduced to it."""
 
 MAX_REPEATS = 100_000
-"""The library's limit on the counts of repetitions."""
+"""The library's limit on repetition counts."""
 
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
@@ -308,7 +308,7 @@ class _Reader:
         self.automaton_part = ""  # name of a part that needs an automaton, such as "a lookahead", or ""
         self.is_opaque = False  # contains classes with members known only to the library
         self._names: set[str] = set()
-        self._refused: str | None = None  # message about an unsupported part, raised if the syntax is valid
+        self._refused: str | None = None  # message about an unsupported part, reported if the syntax is valid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
         self.text, self.root = self._alternatives(0)

@@ -151,7 +151,7 @@ MAX_ARRANGEMENTS = 130
 """Maximum number of alternative arrays that `uniqueItems` is rewritten to."""
 
 CONTAINED_WITHIN = 4
-"""Number of leading items among which `contains` must match."""
+"""Number of leading items of which at least one must match `contains`."""
 
 
 def array_containing(item: Schema, least: int) -> Schema:
@@ -239,11 +239,11 @@ MAX_STEPS = 100_000
 """Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
 
 KEYWORDS_PER_STEP = 8
-"""Number of keywords that are read in the time of one step. They are counted, because references can lead to a long
-schema repeatedly."""
+"""Number of keywords that can be read in the time of one step. Keywords are counted, because references can lead to the
+same long schema repeatedly."""
 
 MAX_OPTIONS = 64
-"""Maximum alternatives of one keyword."""
+"""Maximum number of alternatives for one keyword."""
 
 
 _CONDITIONAL = frozenset(("not", "if", "dependencies", "dependentSchemas"))
@@ -359,7 +359,7 @@ class SchemaRewriter:
             case "const":
                 is_valid = True
             case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):
-                return {}  # draft 4: a flag, which was applied to the bound
+                return {}  # draft 4: a flag, which is applied when the bound is rewritten
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 is_valid = is_number and abs(value) <= sys.float_info.max
