@@ -176,8 +176,8 @@ _output_error = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
-# If the engine fails twice on each of this many lines, and completes no answer in between, the engine is at fault, not
-# the lines.
+# If the engine fails twice on each of this many lines, and completes no answer in between, the engine is assumed to be
+# at fault, not the lines.
 _MAX_FAILURES = 8
 _REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; above 1, to keep the engine busy
 

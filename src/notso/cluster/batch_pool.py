@@ -1,4 +1,4 @@
-"""Batch inference with engines on several machines, using Ray Data, which repeats the work of lost engines."""
+"""Batch inference with engines on several machines, using Ray Data, which repeats the work of engines that failed."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "initial_replicas": plan.replicas,
             "max_replicas": plan.max_replicas,
             "upscale_delay_s": 30.0,
-            "downscale_delay_s": 1800.0,  # long, because removing a replica loses its prompt cache
+            "downscale_delay_s": 1800.0,  # long, because removing a replica discards its prompt cache
             "policy": {
                 "policy_function": f"{__name__}:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},

@@ -84,8 +84,8 @@ class _Table:
 
 @dataclass
 class _List:
-    form: str = ""  # of the numbers; empty: the items have bullets
-    number: int | None = None  # of the next item; None: the list is reversed, and its last item is number 1
+    form: str = ""  # format of the numbers; empty: the items have bullets
+    number: int | None = None  # that of the next item; None: the list is reversed, and its last item is number 1
     step: int = 1
     items: int = 0
     unnumbered: list[int] = field(default_factory=list)  # places of items whose number is not known yet

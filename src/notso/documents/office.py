@@ -671,7 +671,7 @@ class _ODFNumbers:
         if event.name == "list":
             style, numbers = self._open[-1] if self._open else ("", None)
             style = given.get("style-name", style)
-            if numbers is not None and item is None:  # other lists precede this one in the item
+            if numbers is not None and item is None:  # another list precedes this one in the item
                 numbers.restart(len(self._open))
             elif numbers is None and given.get("continue-numbering") == "true":
                 numbers = self._by_style.get(style)

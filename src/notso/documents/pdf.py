@@ -129,7 +129,7 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, bottom, right, top
 
 
 def _form_fields(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
-    # Returns the boxes of visible form fields, and the marks of check boxes and radio buttons (otherwise empty).
+    # Returns the boxes of visible form fields, and their marks (empty except for check boxes and radio buttons).
     from pypdfium2 import raw
 
     found = list[tuple[Box, str]]()
@@ -151,8 +151,8 @@ def _form_fields(document: PdfDocument, page: Any) -> list[tuple[Box, str]]:
 
 
 class _PageText:
-    # The text of a page, and the boxes of its characters: the highest and lowest character of the font determine the
-    # heights of all of them.
+    # The text of a page, and the boxes of its characters. The highest and the lowest character of the font determine
+    # the height of all boxes.
     def __init__(self, text_page: Any) -> None:
         import pypdfium2
 

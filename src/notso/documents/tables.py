@@ -206,7 +206,7 @@ class _Shown:
         groups = _Groups(self.cells(sheet, name))
         for number, row in enumerate(rows):
             yield _added_to(row, groups.get(number), left)
-        # In XLSB files, the library skips formulas that return errors, even if these are in the last rows.
+        # In XLSB files, the library skips formulas that return errors, so the last rows may be missing.
         yield from (_added_to((), cells, left) for _, cells in groups.rest())
 
 

@@ -233,7 +233,7 @@ class _Notes:
         self._marks: dict[tuple[str, str], str] = {}
 
     def mark(self, kind: str, note: str) -> str:
-        # Returns the mark of the next reference.
+        # Returns the mark of a note, which gets a number at its first reference.
         if (kind, note) not in self._marks:
             form = self._value(kind, "numFmt") or {"f": "decimal", "e": "lowerRoman"}[kind]
             start = self._section.get(f"{kind}numStart") or self._settings.get(f"{kind}numStart")

@@ -283,7 +283,7 @@ class QuotedOutput(StructuredOutput):
             self._open, self._tail = Quotation(index, self._vocabulary), b""
 
     def _openable_source(self, tail: bytes) -> QuoteIndex | None:
-        # Returns the source that a space after `tail` would open, or None.
+        # Returns the index of the source that could be quoted after `tail` and a space, or None.
         found = OPEN.search(tail)
         number = int(found[1]) if found else 0
         if not 0 < number <= len(self._indices) or self._left < MIN_REMAINING:

@@ -141,7 +141,7 @@ class GrammarOutput(StructuredOutput):
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
         if in_reasoning or self._fields is not None:
-            return True  # not checked with `fields`, because the search for endings ignores their constraint
+            return True  # not checked with `fields`, which the search for endings ignores
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._after_close and token == self._newline)):
@@ -195,7 +195,8 @@ def _mask(logits: Floats, ids: Sequence[int]) -> Floats:
 
 
 def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
-    # Within a JSON string, almost all tokens are usually allowed, so masking the others is faster than copying these.
+    # Within a JSON string, almost all tokens are usually allowed, so masking the others is faster than copying the
+    # allowed ones.
     restricted = logits.copy()
     np.copyto(restricted[: len(allowed)], -np.inf, where=~allowed)
     restricted[len(allowed) :] = -np.inf

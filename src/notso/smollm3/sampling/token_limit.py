@@ -252,10 +252,10 @@ class _SchemaExtents:
 
 
 FIRST_STEPS, STEPS = 3_000, 400
-"""Maximum steps of a search without a known ending, and of a search for an ending after a sampled token."""
+"""Maximum steps of a search while no ending is known, and of a search for an ending after a sampled token."""
 
 MAX_STEPS = 20_000
-"""Maximum search steps per answer. An answer that needs more may be cut off at the limit."""
+"""Maximum search steps per answer. An answer that needs more may be cut off at the token limit."""
 
 TRIES = 4
 """Number of rejected tokens after which only tokens that begin the known ending are allowed."""
@@ -319,7 +319,8 @@ class TokenLimit:
         return None if ending is None else len(ending.tokens)
 
     def permits(self, matcher: MatcherProtocol, token: int, left: int, state: JsonState) -> bool:
-        """Return whether an ending of up to `left` tokens can follow the (allowed) `token`; True if unknown.
+        """Return whether an ending of up to `left` tokens can follow `token`, which the grammar allows; True if
+        unknown.
 
         If the result is True, call `consume` with `token` before the next `permits`.
         """

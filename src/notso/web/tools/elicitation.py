@@ -79,7 +79,7 @@ def parse_question(server: str, message: str, schema: Mapping[str, Any]) -> Elic
         raise ToolError("requestedSchema must describe a flat object")
     if len(properties) > MAX_INPUTS or len(message) > MAX_MESSAGE_CHARACTERS:
         raise ToolError(
-            f"at most {MAX_INPUTS} values can be requested; the message may have {MAX_MESSAGE_CHARACTERS:,} characters"
+            f"a request may have at most {MAX_INPUTS} values and a message of {MAX_MESSAGE_CHARACTERS:,} characters"
         )
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())
     if sum(len(each.choices) if each.kind == "choices" else 1 for each in fields) > MAX_INPUTS:

@@ -163,7 +163,7 @@ class McpServer:
             has_ended = error.code == CONNECTION_CLOSED or bool(fault)
             if has_ended and self._client is client:  # otherwise, another request may have opened a new connection
                 await self.stop()
-            if fault == SESSION_LOST and not is_retry:  # a request in an expired session has no effect
+            if fault == SESSION_LOST and not is_retry:  # retry: a request in an expired session has no effect
                 return await self._request(operation, send, ask, is_retry=True)
             if has_ended:
                 fault = transport.fault if transport is not None else ""  # may be known only after the exit
@@ -298,7 +298,7 @@ class McpServer:
                             command = unique_command(self.entry.name, resource.name, found)
                             found[command] = self._resource(command, resource)
         except (MCPError, ValidationError, TimeoutError) as error:
-            reason = "its list was not received in time" if isinstance(error, TimeoutError) else NO_MCP
+            reason = "the list was not received in time" if isinstance(error, TimeoutError) else NO_MCP
             self.left_out = (*self.left_out, SkippedItem("prompts and resources", reason))
         return tuple(found.values())
 

@@ -130,7 +130,7 @@ class Turns:
     def expecting(
         self, generation_id: str, owner: str, chat_id: str, *, is_stored: bool = False
     ) -> Iterator[ExpectedTurn]:
-        """Keep a turn from being considered lost before it starts."""
+        """Register a turn that is about to start, so that it does not count as unknown."""
         expected = self._expected[generation_id] = ExpectedTurn(owner, chat_id, is_stored)
         try:
             yield expected
