@@ -88,7 +88,7 @@ class _List:
     number: int | None = None  # that of the next item; None: the list is reversed, and its last item is number 1
     step: int = 1
     items: int = 0
-    unnumbered: list[int] = field(default_factory=list)  # places of items whose number is not known yet
+    unnumbered: list[int] = field(default_factory=list)  # positions of items whose number is not known yet
 
     def label(self, values: Mapping[str, str | None], place: int) -> str:
         form, self.items = _number_form(values, self.form), self.items + 1
@@ -115,7 +115,7 @@ class _Text(HTMLParser):
         self._navigation = 0  # > 0: in a table of contents or breadcrumbs, where lists have no numbers
         self._tables: list[_Table] = []  # open tables
         self._lists: list[_List] = []  # open lists
-        self._item = -1  # place after the bullet or number of the last item
+        self._item = -1  # position after the bullet or number of the last item
         self._formula: Formula | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

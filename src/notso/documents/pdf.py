@@ -34,7 +34,8 @@ T = TypeVar("T")
 MARGIN_LINES = 2
 """Number of lines at the top and the bottom of a page that may be a header or a footer."""
 
-# A line is a header or footer if it is on at least this many pages and at least this share of the pages with text.
+# A line counts as a header or footer if it is on at least this many pages and at least this share of the pages with
+# text.
 MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
 _HYPHEN = re.compile("([^\\W\\d_])(?:[\u00ad\u0002\ufffe]|-)\r?\n([a-z\u00df-\u00ff])")
@@ -190,7 +191,7 @@ class _PageText:
         for word in _FROM_THE_RIGHT.finditer(self.text):
             letters = [(sum(self.box(at)[::2]), letter) for at, letter in enumerate(word[0], start=word.start())]
             if letters[0][0] < letters[-1][0]:
-                letters.sort(key=lambda each: -each[0])  # letters of a ligature share a place and keep their order
+                letters.sort(key=lambda each: -each[0])  # stable, because letters of a ligature share a position
                 yield *word.span(), "".join(letter for _, letter in letters)
 
     def _field_values(self, fields: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:

@@ -30,7 +30,7 @@ _MARKS = (
 _DECLARED = re.compile(
     rb"""(?:<meta\s[^<>]*?charset|\A\s*<\?xml\s[^<>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
 )
-# Files often declare an encoding but use characters of its superset. Browsers also decode them as the superset.
+# Files often declare an encoding but use characters of its superset. Browsers also decode such files as the superset.
 _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
@@ -415,7 +415,7 @@ def _mark_misplaced(text: str) -> str:
 
 
 def _largest_share(text: str, languages: Iterable[Collection[str]]) -> float:
-    # Returns the largest share of a language's letters in the characters outside ASCII.
+    # Returns the largest share that one language's letters have among the characters outside ASCII.
     foreign = Counter(_FOREIGN.findall(_MEASURES.sub("", _mark_misplaced(text).lower())))
     signs = sum(count for each, count in foreign.items() if each in _PUNCTUATION)
     found = max(sum(foreign[each] for each in letters) for letters in languages)

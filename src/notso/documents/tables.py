@@ -34,8 +34,8 @@ _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which ma
 _DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")
 _SAMPLE = 1 << 16
 
-# Cells in the XML of a sheet: those with a formula, and those with an attribute that is inserted by `%`. The groups
-# are the cell's attributes, and its stored value or text.
+# Cells in the XML of a sheet: those with a formula, and those with an attribute that `%` inserts. The groups are the
+# cell's attributes, and its stored value or text.
 _FORMULA = rb"<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*"
 _VALUE = rb"(<(?:\w+:)?v\b[^<>]*>[^<]+|<(?:\w+:)?is>(?:[^<]|<(?!/?(?:\w+:)?(?:is|c)\b))*)?"
 _FORMULA_CELL = re.compile(rb"<(?:\w+:)?c\b([^<>]*)>\s*%b%b" % (_FORMULA, _VALUE))

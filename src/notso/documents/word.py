@@ -381,7 +381,7 @@ class _WordReader(PageReader):
         self._is_continued = False
         self._outer: list[tuple[_WordStyle, str, int | None, bool]] = []  # paragraphs that contain the current text box
         self._run, self._form_field = _Run(), _FormField()
-        self._in_instruction, self._instruction = False, ""  # of a field
+        self._in_instruction, self._instruction = False, ""  # whether within the instruction of a field, and its text
         # Whether the result of each open field has begun: results within instructions are not shown.
         self._fields: list[bool] = []
         self._reading = ""

@@ -16,7 +16,8 @@ TEMPLATE = Path(__file__).parent / "template"
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
     """Create a plugin in the new `folder` and return its files. Raises PluginError or OSError."""
-    # pip replaces underscores and repeated dashes in a distribution's name, which contains the plugin's name.
+    # The plugin's name becomes part of a distribution's name, in which pip would replace underscores and repeated
+    # dashes.
     if not NAME.fullmatch(name) or "_" in name or name.endswith("-") or "--" in name:
         raise PluginError(
             f"a plugin's name must begin with a letter and consist of up to 32 lowercase letters, digits and single "

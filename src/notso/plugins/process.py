@@ -184,8 +184,8 @@ class PluginProcess:
             self.disable_plugin(f"{what} delays all responses")
 
     def disable_plugin(self, reason: str, source: socket.socket | None = None) -> None:
-        """Disable the plugin: kill its processes and fail its calls. Do nothing if `source` is an earlier process's
-        socket."""
+        """Disable the plugin: kill its processes and make its calls fail. Do nothing if `source` is an earlier
+        process's socket."""
         # Without the check of `source`, a thread that notices a failure of an earlier process would kill the new one.
         with self._lock:
             if self.state == "off" or (source is not None and source is not self._connection):

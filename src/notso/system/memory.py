@@ -94,8 +94,8 @@ def memory_limits(
     mapped_bytes: int = 0, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> list[MemoryLimit]:
     """Return all limits that can be read, at least one."""
-    # mapped_bytes: size of the mapped files that the caller's memory plan already counts; they are subtracted from the
-    # address space in use.
+    # mapped_bytes: size of the mapped files that the caller's memory plan already counts; this size is subtracted from
+    # the address space in use.
     if sys.platform == "darwin":
         return [_macos_memory(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
     limits = [_system_memory(proc)]

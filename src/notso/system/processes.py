@@ -34,8 +34,8 @@ def raise_descriptor_limit(target: int) -> int | None:
 
 def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
     """Limit the unsent data in the kernel, and reset the connection after `seconds` without an acknowledgment."""
-    # By default, the kernel buffers megabytes for a slow reader. It tries for a quarter of an hour to deliver them to a
-    # client that has disappeared.
+    # By default, the kernel buffers megabytes for a slow reader, and tries for a quarter of an hour to deliver data to
+    # a client that has disappeared.
     import socket
 
     if sys.platform == "darwin":

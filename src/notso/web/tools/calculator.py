@@ -38,7 +38,7 @@ _PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494")
 @dataclass(frozen=True, slots=True)
 class _Number:
     value: Fraction
-    exact: bool = True  # False if it depends on a rounded root or constant
+    exact: bool = True  # False if the value depends on a rounded root or constant
 
 
 def calculate(expression: str) -> str:

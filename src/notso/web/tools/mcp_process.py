@@ -227,7 +227,7 @@ class McpStdioTransport(McpTransport):
     async def _stop_process(self) -> None:
         try:
             cast(asyncio.StreamWriter, self._process.stdin).close()
-            if not await self._wait_for_exit(LEAVE_SECONDS) or self._signal(0):  # 0: test whether the group exists
+            if not await self._wait_for_exit(LEAVE_SECONDS) or self._signal(0):  # signal 0 tests if the group exists
                 self._signal(signal.SIGTERM)
                 await self._wait_for_exit(TERMINATE_SECONDS)
         finally:

@@ -91,8 +91,8 @@ def prompt_messages(
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _is_omitted(message, after)):
-            # Omit an empty failed answer and its question. If the question did not fit in the context, it would make
-            # all later requests fail, too.
+            # Omit an empty failed answer and its question. A question that did not fit in the context would make all
+            # later requests fail, too.
             continue
         if message.role == "user":
             messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))
