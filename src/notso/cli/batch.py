@@ -133,10 +133,10 @@ def _print_summary(source: BatchInput, already_done: int, answered: int, failed:
     parts = [f"{answered} answered", f"{failed} failed"] if answered or failed else []
     parts += [f"{already_done} already done"] if already_done else []
     parts += [f"{left} left"] if left else []
-    terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")
+    terminal.note(f"{terminal.counted(len(source.ids), 'request')}{': ' * bool(parts)}{', '.join(parts)}.")
 
 
-# Request lines per Ray task. Twice an engine's default concurrency keeps the engine busy. If an engine is lost, Ray
+# Request lines per Ray task: twice an engine's default concurrency, to keep the engine busy. If an engine is lost, Ray
 # repeats its whole task, so larger tasks would waste more work.
 REQUESTS_PER_TASK = 32
 # Pause of a worker after a failed task, so that the other workers get most of the remaining tasks.

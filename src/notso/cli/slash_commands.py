@@ -275,7 +275,7 @@ def _write_messages(
     except ChatFileError as error:
         return CommandResult((f"Not written: {error}.",))
     conversation.saved_as = path if saves else conversation.saved_as
-    return CommandResult((f"Wrote {len(conversation.messages)} messages to {path}.",))
+    return CommandResult((f"Wrote {terminal.counted(len(conversation.messages), 'message')} to {path}.",))
 
 
 def _load(conversation: ChatSession, argument: str) -> CommandResult:
@@ -288,7 +288,7 @@ def _load(conversation: ChatSession, argument: str) -> CommandResult:
         return CommandResult((f"Not loaded: {error}.",))
     conversation.clear()
     conversation.messages, conversation.system = loaded
-    return CommandResult((f"Loaded {len(loaded.messages)} messages from {path}.",))
+    return CommandResult((f"Loaded {terminal.counted(len(loaded.messages), 'message')} from {path}.",))
 
 
 def _exit(conversation: ChatSession, argument: str) -> CommandResult:

@@ -125,7 +125,7 @@ def tune(
     before = _generate_answers(base, None, questions, threads)
     trained, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
-        terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
+        terminal.note(f"Too few rows for a validation split ({len(rows)}); no validation loss is reported.")
     parameters = base_model.count_parameters(base)
     with terminal.progress(as_json=as_json) as report:
         rehearsal = []

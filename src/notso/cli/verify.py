@@ -133,7 +133,8 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     transcripts = [None] * len(receipts) if transcript is None else _receipts_in(_read_json(transcript, "--transcript"))
     if len(transcripts) != len(receipts):
         raise typer.BadParameter(
-            f"{transcript} has {len(transcripts)} receipts, not {len(receipts)}", param_hint="--transcript"
+            f"{transcript} has {terminal.counted(len(transcripts), 'receipt')}, not {len(receipts)}",
+            param_hint="--transcript",
         )
     first = receipts[0] if isinstance(receipts[0], dict) else {}
     # `engine.check_receipt` refuses unknown cache formats and receipts without tokens.

@@ -278,9 +278,7 @@ def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
         texts = {key: tool[key] for key in ("title", "description") if isinstance(tool.get(key), str)}
         usable.append({"name": name, "inputSchema": tool["inputSchema"], **texts})
     if len(tools) > MAX_LISTED_TOOLS:
-        left_out.append(
-            SkippedItem(f"{len(tools) - MAX_LISTED_TOOLS} tools", f"a list has more than {MAX_LISTED_TOOLS}")
-        )
+        left_out.append(SkippedItem(f"tools after the first {MAX_LISTED_TOOLS} of a list", "too many tools"))
     tools[:] = usable
     if not isinstance(result.get("nextCursor", ""), str):
         del result["nextCursor"]
