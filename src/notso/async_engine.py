@@ -93,7 +93,7 @@ async def _follow_events(generation: Generation) -> AsyncGenerator[Event, None]:
     after = 0
     while True:
         changed.clear()
-        finished = generation.finished  # read first, because events may arrive between the two reads
+        finished = generation.finished  # read before the events, because the last event may arrive in between
         events = generation.read(after)
         after += len(events)
         for event in events:

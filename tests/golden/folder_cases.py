@@ -142,7 +142,7 @@ REFUSED = [
     FolderCase("llama3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, refused="type 'llama3' is not"),
     FolderCase("linear", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, refused="type 'linear' is not"),
     FolderCase("YaRN of tomorrow", {"rope_parameters": YARN | {"beta_middle": 3}}, refused="field 'beta_middle' is"),
-    FolderCase("YaRN without a factor", {"rope_scaling": {"rope_type": "yarn"}}, refused="field factor is missing"),
+    FolderCase("YaRN without a factor", {"rope_scaling": {"rope_type": "yarn"}}, refused="RoPE scaling has no factor"),
     FolderCase("an attention factor of nothing", {"rope_parameters": YARN | {"attention_factor": 0.0}},
                refused="RoPE scaling field attention_factor is out of range"),
     FolderCase("a part of each head", {"partial_rotary_factor": 0.5}, refused="is 0.5, which is not supported"),

@@ -22,7 +22,7 @@ def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 def quoted(value: object) -> str:
-    """Quote and shorten a file's value for an error message."""
+    """Quote and shorten a value read from a file, for an error message."""
     if isinstance(value, str) and len(value) > MAX_QUOTED_CHARACTERS:
         value = value[: MAX_QUOTED_CHARACTERS - 3] + "..."
     return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)
@@ -57,10 +57,10 @@ class NotsoError(Exception):
 
 
 def set_error_path(error: BaseException | None, path: object) -> None:
-    """Set `path` of an error that is about a file and has no path yet."""
+    """Set the path of an error about a file, unless the error has one."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)
-        # The path is added as a note, which only tracebacks contain, because users of a server may see the message.
+        # Users of a server may see the message, so the path is added as a note, which appears only in tracebacks.
         error.add_note(f"in {path}")
 
 

@@ -158,6 +158,6 @@ def row_bytes(format: Format, cols: int) -> int:
     """Return a row's size in bytes. Raises OperandError for incomplete blocks."""
     if cols < 1 or cols % format.block_values:
         raise OperandError(
-            f"a row of {cols} values is not a positive multiple of {format.name}'s block size, {format.block_values}"
+            f"row length {cols} is not a positive multiple of {format.name}'s block size of {format.block_values}"
         )
     return cols // format.block_values * format.block_bytes

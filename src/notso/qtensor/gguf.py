@@ -351,7 +351,7 @@ def _read_tensor_info(cursor: Cursor, field: str, alignment: int) -> tuple[tuple
     format = FORMATS[kind]
     if sides[0] % format.block_values:
         cursor.fail(
-            f"rows of {sides[0]} values are not a multiple of {format.name}'s block size of {format.block_values}",
+            f"row length {sides[0]} is not a multiple of {format.name}'s block size of {format.block_values}",
             field,
             sides_at,
         )

@@ -57,7 +57,7 @@ class QTensor:
         """Return rows start..stop-1 as a (rows, row_bytes) uint8 view. Raises OperandError."""
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
-            raise OperandError(f"tensor {self.name!r} has {self.rows} rows, but not rows {start}..{stop - 1}")
+            raise OperandError(f"rows {start}..{stop - 1} are outside the {self.rows} rows of tensor {self.name!r}")
         return self.data[start * self.row_bytes : stop * self.row_bytes].reshape(stop - start, self.row_bytes)
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:

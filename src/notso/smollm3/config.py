@@ -53,7 +53,7 @@ _YARN_KEYS = {
 # Rotary position embedding rotates pairs of values, each pair at its own speed. To extend the context, YaRN slows down
 # the slow pairs and leaves the fast pairs unchanged. For the pairs in between (the ramp), it interpolates linearly.
 # This key specifies whether the start and the end of the ramp are rounded to pair indices. Only this project uses the
-# key; llama.cpp always rounds.
+# key; llama.cpp always rounds them.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
@@ -153,7 +153,7 @@ class SmolLM3Config:
         return max(self.max_position_embeddings, int(factor * original))
 
     def uses_yarn(self, context_tokens: int) -> bool:
-        # If the file specifies YaRN, it applies at every length, as in transformers and llama.cpp.
+        # YaRN applies at every context length if the file specifies it, as in transformers and llama.cpp.
         return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
@@ -204,7 +204,7 @@ def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRa
             attn_factor=_number(metadata, "rope.scaling.attn_factor", ramp.attn_factor),
         )
         scaling = {name: value for name, value in scaling.items() if name not in _YARN_KEYS}
-    linear = metadata.get(f"{ARCHITECTURE}.rope.scale_linear", 1.0)  # llama.cpp also reads the key of older files
+    linear = metadata.get(f"{ARCHITECTURE}.rope.scale_linear", 1.0)  # key in older files; llama.cpp also reads it
     if linear != 1.0:
         raise ModelFileError(
             f"{ARCHITECTURE}.rope.scale_linear is {quoted(linear)}; the only supported RoPE scaling is YaRN"

@@ -217,7 +217,7 @@ def test_invalid_type_row_size_or_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="type 'IQ4_XS' is not supported"):
         convert(folder, tmp_path / "made.gguf", "IQ4_XS")
     odd = write_folder(RandomModel(layers=1, hidden=96, ffn=64, heads=2, kv_heads=1, head_dim=48), tmp_path / "odd")
-    with pytest.raises(InvalidRequestError, match="rows of 96 values are not a multiple of Q"):
+    with pytest.raises(InvalidRequestError, match="row length 96 is not a multiple of Q"):
         convert(odd, tmp_path / "made.gguf", "Q4_K_M")
     (folder / "model.safetensors").write_bytes(b"\x00" * 7)
     with pytest.raises(SafetensorsError, match=r"model.safetensors: the file is too short"):

@@ -141,7 +141,7 @@ def test_refused_quantization_leaves_no_files(
 
 def test_rows_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
     odd = RandomModel(layers=1)
-    with pytest.raises(InvalidRequestError, match="rows of 384 values are not a multiple of Q6_K"):
+    with pytest.raises(InvalidRequestError, match="row length 384 is not a multiple of Q6_K"):
         quantize(odd.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf", "Q6_K")
     quantize(tmp_path / "floats.gguf", tmp_path / "made.gguf", "Q8_0")
 

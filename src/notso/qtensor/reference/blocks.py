@@ -186,7 +186,7 @@ CHUNK_VALUES = 1 << 20  # values per chunk; bounds the size of temporary arrays
 class Q8KBlocks(NamedTuple):
     """Activations in blocks of 256: value = d * q."""
 
-    d: Floats  # (M, K / 256); NaN if the block had NaN or infinity
+    d: Floats  # (M, K / 256); NaN if the block contained NaN or infinity
     q: npt.NDArray[np.int8]  # (M, K / 256, 256), -127..127
     bsums: npt.NDArray[np.int16]  # (M, K / 256, 16): sums of 16 adjacent q
 
@@ -194,7 +194,7 @@ class Q8KBlocks(NamedTuple):
 class Q8x32Blocks(NamedTuple):
     """Activations in blocks of 32."""
 
-    d: Floats  # (M, K / 32); NaN if the block had NaN or infinity
+    d: Floats  # (M, K / 32); NaN if the block contained NaN or infinity
     q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
 
 

@@ -50,7 +50,7 @@ def rotate(x: Floats) -> Floats:
         pairs = y.reshape(*x.shape[:-1], -1, 2, width)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
-        if width == 8:  # the kernels scale here, when the sixteen lanes of a register are combined
+        if width == 8:  # the kernels also scale the values here, after combining the sixteen lanes of a register
             y = y * (np.float32(1) / np.sqrt(np.float32(size)))
         width *= 2
     return np.asarray(y, np.float32)

@@ -38,7 +38,7 @@ def tensor_format(mix: str, name: str, shape: Sequence[int], layers: int, *, is_
     columns = shape[-1]
     if columns % format.block_values:
         raise InvalidRequestError(
-            f"rows of {columns} values are not a multiple of {format}'s block size; F16, BF16 and F32 accept any size",
+            f"row length {columns} is not a multiple of {format}'s block size; F16, BF16 and F32 accept any length",
             param="type",
         )
     return format
@@ -161,7 +161,7 @@ Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
 def cached_conversion(
     folder: Path, announce: Announce = lambda folder, target: nullcontext(lambda done, total: None)
 ) -> Path:
-    """Return a folder's cached GGUF file, converting a new or changed folder. Raises the errors of `convert`."""
+    """Return a folder's cached GGUF file; convert the folder if new or changed. Raises the errors of `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)

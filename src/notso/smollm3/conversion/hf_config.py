@@ -275,7 +275,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
             f"{CONFIG}: original_max_position_embeddings must be a positive integer, not {quoted(original)}"
         )
     if "factor" not in rope:
-        raise ModelFileError(f"{CONFIG}: RoPE scaling field factor is missing")
+        raise ModelFileError(f"{CONFIG}: RoPE scaling has no factor")
     factor = context / original if rope["factor"] is None else _number("factor", rope["factor"])
     _check_range("rope.scaling.factor", "factor", factor)
     usual = yarn_attention_factor(factor)

@@ -42,13 +42,14 @@ from notso.smollm3.values.sampling_params import SamplingParams
 from notso.system import processors
 from notso.system.memory import huge_page_bytes, physical_memory
 
-# Length of a prompt of negligible cost, used for depth 0 (an empty context).
+# Length, in tokens, of a prompt of negligible cost, used for depth 0 (an empty context).
 SHORT_TOKENS = 8
 
 # Number of new (uncached) prompt tokens in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
 
-# Additional tokens per sequence of a batch, so that the first sequences still run when the last one starts.
+# Number of tokens that each sequence of a batch generates in addition to the timed ones, so that the first sequences
+# are still running when the last one starts.
 LATE_TOKENS = 256
 
 POLL_S = 0.005
@@ -131,7 +132,7 @@ class EngineMeter:
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one token more than is timed, because sequences receive the tokens of a step one after another.
+        # Wait for one more token than is timed, because sequences receive the tokens of a step one after another.
         # Otherwise, the check below could wrongly conclude that a sequence had ended early.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
@@ -161,8 +162,8 @@ class EngineMeter:
 
     def _fill_cache(self, ids: list[int]) -> None:
         # Only two blocks are prefilled. All later ones are copies of the second, because a step's time depends on the
-        # number of cached tokens, not on their content. The first is not copied, because low-bit cache formats also
-        # store it more precisely.
+        # number of cached tokens, not on their content. The first is not copied, because low-bit cache formats store
+        # a more precise copy of it.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -555,7 +556,7 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> tuple[Engine, float]:
         kv=plan.kv,
         max_num_seqs=max([*plan.batches, 1]),
         # Benchmark models often have random weights (`notso synth`). Their output is so repetitive that speculation
-        # would speed it up more than ordinary text.
+        # would be more effective than with ordinary text.
         speculation=False,
     )
     seconds = time.perf_counter() - started

@@ -82,7 +82,7 @@ class CachePlan:
     bits_per_value: float
     bytes_per_token: int
     bytes_at: dict[int, int]  # context in tokens -> bytes
-    fits_tokens: int  # longest supported context that fits in available memory, in steps of 1,024
+    fits_tokens: int  # longest supported context that fits in available memory, in steps of 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def model_path(model: str | None) -> Path:
         is_folder = stat.S_ISREG(file_type(path / "config.json"))
         is_path = file_type(path) != 0 or path.is_absolute() or path.suffix == ".gguf"
     except OSError as error:
-        # This error also occurs if the name is not a path and the current folder is not searchable.
+        # The error also occurs if `model` is not a path and the current folder is not searchable.
         if os.path.lexists(path):
             raise ModelFileError(f"{path} cannot be used: {error.strerror}") from error
         is_folder = is_path = False
@@ -156,8 +156,8 @@ class Engine:
         self._context_tokens = plan.context_tokens
         self._closed = False
         self._digest = ModelDigest(file)
-        # The order matters, because components use earlier components. No component may refer to the engine: the
-        # finalizer keeps the components alive, so they would keep the engine alive, too. Device memory is allocated
+        # The order of construction matters, because components use earlier ones. No component may refer to the engine:
+        # the finalizer keeps the components alive, so they would keep the engine alive, too. Device memory is allocated
         # before threads and folders are created, so that a failed allocation leaves nothing to clean up.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
@@ -165,7 +165,7 @@ class Engine:
             backend,
             self.config,
             plan.document_tokens,
-            max_num_seqs=plan.max_num_seqs + 1,  # an extra row of the block table for `logits`
+            max_num_seqs=plan.max_num_seqs + 1,  # one more row of the block table, for `logits`
             blocks=plan.kv_blocks,
             kv_format=plan.kv_format,
             window_blocks=plan.window_blocks,

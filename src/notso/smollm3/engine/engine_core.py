@@ -94,7 +94,7 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
 class StepTotals:
     """Counters of `EngineStats`."""
 
-    # Mutable, because every answer updates it in every step, and creating copies would take measurable time.
+    # Mutable, because every answer updates counters in every step, and creating copies would take measurable time.
     steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
@@ -109,7 +109,7 @@ RATE_WINDOW_S = 10.0
 class TokenRate:
     """Mean of tokens per second over about the last RATE_WINDOW_S seconds of work."""
 
-    # Older work counts less and less, so that neither a short step nor a change of load makes the rate jump.
+    # Older work counts less and less, so that neither a short step nor a change in load makes the rate jump.
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
 
@@ -568,7 +568,7 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes logits of one context at a time, in pieces between engine steps, without the prompt cache.
+    """Computes logits for one context at a time, in pieces between engine steps, without the prompt cache.
 
     batch_index: a row of the block table that no request uses.
     """

@@ -34,10 +34,10 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Recent tokens that speculative decoding searches. An index of more tokens would take memory that long contexts need.
+# Number of recent tokens that speculative decoding searches. A larger index would take memory that long contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
 
-# Maximum log probabilities per prompt. Each takes a few hundred bytes.
+# Maximum number of log probabilities per prompt. Each takes a few hundred bytes.
 MAX_PROMPT_ENTRIES = 262_144
 
 
@@ -90,7 +90,7 @@ class InputProcessor:
         """Build a request. salt: see `salt_with_prefix`. rendered: the prompt, if already rendered. Raises
         InvalidRequestError, ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
-        if options.tool_choice not in ("auto", "none"):  # `grammar` does not apply to calls
+        if options.tool_choice not in ("auto", "none"):  # `grammar` does not apply to tool calls
             options = replace(options, grammar=None)
         prompt = rendered or self._prompt_within_context(prompt_input, params, options)
         tokenizer = self._tokenizer
@@ -285,7 +285,7 @@ class InputProcessor:
         return write
 
     def _reserved_tokens(self, params: SamplingParams, options: RequestOptions) -> int:
-        # At most half of the context, because many clients set max_tokens to more than the context.
+        # Returns at most half of the context, because many clients set max_tokens to more than the context.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 

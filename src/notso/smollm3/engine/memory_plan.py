@@ -31,7 +31,7 @@ from notso.smollm3.values.model_info import MemoryBudget
 # The cache for this context length fits on almost every machine that has enough memory for the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
 
-# Concurrent sequences, unless memory requires fewer.
+# Number of concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
 # Usual size, in tokens, of the cache that all sequences share: room for four chats of the default context.
@@ -126,7 +126,7 @@ def plan_engine(
     """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
     The default context is 8,192 tokens, or the trained context if shorter. It is reduced in steps of 1,024, to at
-    least 2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. With `beside_bytes`,
+    least 2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. If `beside_bytes` is set,
     defaults are not reduced.
     kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights` (floats
     or 8 bits): f16 up to 32,768 tokens, k8v8 beyond. stored: KV format chosen earlier, tried first.

@@ -140,7 +140,7 @@ class PrefixWarmup:
 
     def prefill_next(self, should_continue: Callable[[], bool]) -> None:
         prefill = self._next_pending()
-        is_over = True  # also after an exception, so that the prefill is not retried
+        is_over = True  # stays True after an exception, so that the prefill is not retried
         try:
             prefill.ids = prefill.ids or prefill.write()
             if self._is_worthwhile(prefill):

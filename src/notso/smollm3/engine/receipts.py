@@ -185,7 +185,7 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
             values[name] = tuple(value)
     # `max_tokens` is None here, because SamplingParams rejects a limit below `min_tokens`; see `receipt_limit`.
     values |= {"seed": receipt["seed"], "max_tokens": None, "thinking_budget": receipt["thinking_budget"]}
-    # Marked as given, because the recorded values already include the model file's defaults.
+    # All fields are marked as `given`, because the recorded values already include the model file's defaults.
     return SamplingParams(**values, given=tuple(names - {"given"}))
 
 

@@ -1,4 +1,4 @@
-"""Registry of official model files and of model files on this machine. It does not use the network.
+"""Registry of official model files and of model files on this machine. This module does not use the network.
 
 Files in the Hugging Face cache are used in place, so they are shared with other programs. The model folders of Ollama,
 LM Studio and llama.cpp, called stores here, are searched but never modified. Models in stores are recognized by their

@@ -175,7 +175,7 @@ def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:
 
 RESCAN_S = 1.0  # seconds between scans for another engine's files
 
-# Errors for a missing file, or for something other than a regular file.
+# Errors from opening a missing file, or something other than a regular file.
 _NO_BLOCK = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)
 _OURS = re.compile(rf"{BlockName.PATTERN}\.(?:kv\d+|tmp)|conversations\.tmp")
 _log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class BlockFolder:
         self._has_changed = False
 
     def version_of(self, name: BlockName) -> bytes | None:
-        """Return a block's cache version, or None if unusable."""
+        """Return a block's cache version, or None if this version is not used."""
         return self._versions.get(name.model)
 
     def adopt(self, cache_versions: Iterable[bytes]) -> None:
@@ -287,7 +287,7 @@ class BlockFolder:
                 _log.debug("%s could not be removed: %s", text, error)
 
     def refresh_folder(self) -> None:
-        """Become the writer if the previous writer has ended; otherwise, rescan. At most once per RESCAN_S."""
+        """At most once per RESCAN_S, become the writer if the previous writer has ended; otherwise, rescan."""
         now = time.monotonic()
         if self.is_writer or now - self._refreshed_at < RESCAN_S:
             return

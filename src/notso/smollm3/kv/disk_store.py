@@ -39,7 +39,7 @@ from notso.system.files import sync_folder
 from notso.system.processes import lower_thread_priority
 
 MIB = 1 << 20
-# Maximum bytes waiting to be written.
+# Maximum number of bytes waiting to be written.
 QUEUE_BYTES = 128 * MIB
 
 FREE_BYTES = 1024 * MIB  # space to keep free on the disk

@@ -40,7 +40,7 @@ _writing = threading.Lock()  # several engines of one process can share the fold
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
     """Return whether most weights are floats or have 8 bits."""
-    # For such weights, an 8-bit cache would cause more error than their quantization (docs/kernels/attention.md).
+    # For such weights, an 8-bit cache would cause larger errors than their quantization (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 

@@ -288,7 +288,7 @@ class KVOffload:
                 files.evict(conversation)
 
     def discard_offers(self) -> None:
-        # After the loss of the device, the contents of offered blocks cannot be read.
+        # The device has failed, so the contents of offered blocks cannot be read.
         self._offers.clear()
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ class PeftConfig:
     lora_alpha: float
     use_rslora: bool
     draws_missing: bool  # whether PEFT's initial update is random, which matters if tensors are missing
-    # Whether a module (such as `model.layers.0.mlp.up_proj`) is adapted, given its name and layer.
+    # Returns whether a module (such as `model.layers.0.mlp.up_proj`) is adapted, given its name and layer.
     adapts: Callable[[str, int], bool]
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
     _alphas: Sequence[tuple[Callable[[str], bool], Any]]
@@ -442,7 +442,7 @@ def _from_peft(folder: Path, tensors: _TensorCollector, scale: float) -> Factor:
             for role in MATRICES:
                 if peft.adapts(_module_name(layer, role), layer) and (layer, role, "a") not in tensors.found:
                     raise ModelFileError(
-                        f"layer {layer}, {role}: tensors are missing, and init_lora_weights would set them at random"
+                        f"layer {layer}, {role}: tensors are missing, and init_lora_weights would set them randomly"
                     )
     return lambda layer, role, rank: scale * peft.scale(_module_name(layer, role))
 

@@ -36,7 +36,7 @@ class Generation:
     # changed: called by `stop` and `answer_now` to wake the engine.
     def __init__(self, changed: Callable[[], None] = _no_op) -> None:
         self.id = uuid4().hex
-        # The engine logs in the caller's context, so that its log records contain the ids of the caller's request.
+        # The engine writes log records in the caller's context, so that they contain the ids of the caller's request.
         self.context = contextvars.copy_context()
         self.stop_requested = False
         self.answer_requested = False

@@ -150,7 +150,7 @@ class NgramDrafter:
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
-        """Return up to `limit` draft tokens, or none if not worthwhile; `rows`: rows of the step without them."""
+        """Return up to `limit` draft tokens; none if they are not worthwhile. `rows`: rows of the step without them."""
         # The caller reports the outcome to `record_acceptance`.
         limit = min(limit, MOST_DRAFTS)
         if limit < 1:

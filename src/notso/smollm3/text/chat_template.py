@@ -198,8 +198,8 @@ class ChatTemplate:
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # If the skeleton (see `_render_runs`) has other special tokens than the prompt, content has yielded special
-        # tokens: this module has a bug, or the template alters text.
+        # If the prompt's special tokens differ from those of the skeleton (see `_render_runs`), content has yielded
+        # special tokens: this module has a bug, or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(

@@ -55,7 +55,7 @@ class SpecialTexts:
         return iter(self._texts)
 
     def split(self, text: str) -> list[Run]:
-        """Split into runs; ordinary runs are nonempty."""
+        """Split a text into runs; ordinary runs are nonempty."""
         runs: list[Run] = []
         end = 0
         for found in self._beginning.finditer(text) if self._beginning else ():
@@ -114,7 +114,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build from metadata and any `tokenizer.json` next to `path`, which must have the same tokens.
+        """Build a tokenizer from metadata and, if present, the `tokenizer.json` next to `path`, with the same tokens.
 
         Raises ModelFileError.
         """

@@ -21,7 +21,7 @@ READ_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Limits the work on each token. Tokens of published files have at most 128 characters.
+# Limits the work on each token. Tokens in published files have at most 128 characters.
 MAX_TOKEN_CHARACTERS = 1024
 
 # Maximum length of a special token. The search for special tokens may try every length up to this one.

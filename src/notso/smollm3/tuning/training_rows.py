@@ -230,7 +230,7 @@ def _parse_tool_call(call: Any) -> ToolCall:
 
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Split into training rows and rows held out at random."""
+    """Split rows at random into training rows and held-out rows."""
     count = max(round(len(rows) * holdout), 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else 0
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
     return [row for at, row in enumerate(rows) if at not in chosen], [rows[at] for at in sorted(chosen)]
@@ -291,7 +291,7 @@ def read(text: str, name: str) -> list[RehearsalConversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = _template_kwargs(record).get("enable_thinking")
-            # Ask with and without thinking, unless chat_template_kwargs selects one mode.
+            # Answers are generated with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(RehearsalConversation(list(messages), parse_tools(record.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:

@@ -57,7 +57,7 @@ class EngineConfig:
         run the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
     chat_template_file: Jinja template used instead of the model file's.
-    beside_bytes: memory planned for other engines in this process. If given, defaults that do not fit raise
+    beside_bytes: memory planned for other engines in this process. If set, defaults that do not fit raise
         OutOfMemoryError instead of being reduced.
 
     Raises InvalidRequestError with the field as `param`.
@@ -105,8 +105,8 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """Create from JSON or keyword arguments; paths can be path objects. Raises InvalidRequestError or
-        UnknownOptionError."""
+        """Create a configuration from JSON or keyword arguments; paths can be path objects. Raises InvalidRequestError
+        or UnknownOptionError."""
         require_known(settings, (each.name for each in fields(cls)), "an engine")
         paths = {name: fspath(value) for name, value in settings.items() if isinstance(value, PathLike)}
         lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}

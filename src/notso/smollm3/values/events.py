@@ -75,23 +75,23 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` for the initial queue position, then for changes within the first
-    16; `started` if token ids are requested; events of the option `replay`; `progress`, and `prompt` if requested,
-    during prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens`
-    events; finally `usage` and `end`, or `error`.
+    Order: `trimmed` if turns were dropped; `queued` for the initial queue position, then whenever the position changes
+    within the first 16 places; `started` if token ids are requested; events of the option `replay`; `progress`, and
+    `prompt` if requested, during prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`,
+    `tool_call` and `tokens` events; finally `usage` and `end`, or `error`.
 
     Fields set for each kind:
 
     queued: `place` (1 is next).
     started: `origin` (a digest of the prompt's ids, the model, the adapter, the KV format and the version of the
-        numerical code); `limit` (maximum tokens of the answer).
+        numerical code); `limit` (maximum number of tokens in the answer).
     trimmed: `dropped_messages`.
-    reasoning, text: `text`; `tokens` so far, including reasoning; `logprobs` if requested.
+    reasoning, text: `text`; `tokens` (number so far, including reasoning); `logprobs` if requested.
     tool_call: `tool_call`.
-    tool_call_part: `text` (next part of the arguments of `begun_call`); `tokens` so far. Sent only if a grammar
-        constrains calls. The tool_call with the same id follows unless the answer is cut off.
-    tokens: `token_ids` since the last `tokens` event, sent after the events with their text; `tokens` so far;
-        `is_forced` if the engine inserted these tokens to end the reasoning.
+    tool_call_part: `text` (next part of the arguments of `begun_call`); `tokens`. Sent only if a grammar constrains
+        calls. The tool_call with the same id follows unless the answer is cut off.
+    tokens: `token_ids` generated since the last `tokens` event; `tokens`; `is_forced` if the engine inserted these
+        tokens to end the reasoning. Sent after the events that contain the text of these tokens.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
     progress, embedding, usage, error: the field with this name.
@@ -132,7 +132,7 @@ class Completion:
         caller or by `close`).
     stop: matched stop string.
     logprobs: those of the generated tokens, if requested.
-    dropped_messages: number of oldest messages omitted from the prompt.
+    dropped_messages: how many of the oldest messages were omitted from the prompt.
     """
 
     text: str

@@ -1,6 +1,6 @@
 """Memory on 2 MiB pages, for key-value pools and copies of tensors, which can be packed.
 
-A mapped file is read mostly through 4 KiB pages, whose page table lookups slow decoding by a quarter to a third.
+A mapped file is read mostly through 4 KiB pages; their page table lookups slow decoding by a quarter to a third.
 Packing only reorders a tensor's bytes for the kernels' vector loads (native/packed_weights.h), so results stay
 bit-identical.
 
@@ -28,7 +28,7 @@ PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # alignment of copied tensors and interleaved groups, so that no two of them share a cache line
 COPY_BYTES = 8 << 20  # bytes copied per numpy call; each call releases the interpreter lock
 SLAB_ROWS = 64  # rows per slab (native/packed_weights.h); tensors with fewer rows are not packed
-SUPER_BLOCK = 256  # values of a row in a packed block
+SUPER_BLOCK = 256  # values per row in a packed block
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages; smaller allocations would waste much of the last page
 
@@ -77,7 +77,7 @@ class HugePageArena:
 
         packs: pack tensors where the kernels support it.
         """
-        # Packing pads rows, so more address space is reserved than the tensors need. Its unused part takes no memory.
+        # Packing pads rows, so more address space is reserved than the tensors need. The unused part takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

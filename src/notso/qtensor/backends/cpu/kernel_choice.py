@@ -106,5 +106,5 @@ def configure(thread_count: int | None = None) -> None:
 end_on_bus_errors = native.end_on_bus_errors
 """Install a handler for SIGBUS, which the system sends if a mapped file cannot be read. The handler prints `line` (at
 most 255 bytes) to stderr and exits."""
-# Without the handler, the process would be killed silently. It affects the whole process, so libraries should not
-# install it.
+# Without the handler, the process would be killed silently. The handler affects the whole process, so libraries should
+# not install it.

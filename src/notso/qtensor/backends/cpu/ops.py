@@ -162,7 +162,7 @@ def rope_table(
 ) -> None:
     """Fill `table`, two arrays (L, D/2), with factor * cosine and factor * sine of position * frequency.
 
-    positions (L,) int32, nonnegative. Angles are float64; results are inexact for angles above 1.6 million.
+    positions (L,) int32, nonnegative. Angles are float64; results are inexact for angles above 1.6 million radians.
     """
     _check_array("frequencies", frequencies, np.float64, 1)
     _check_array("positions", positions, np.int32, 1)
@@ -187,7 +187,7 @@ def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjace
     for name, values in (("cosine", cosine), ("sine", sine)):
         _check_array(name, values, np.float32, (cosine.shape[0], x.shape[2] // 2))
     if x.shape[1] == 0 or x.shape[2] == 0 or x.shape[2] % 2:
-        raise OperandError(f"{x.shape[1]} heads of {x.shape[2]} cannot be rotated")
+        raise OperandError(f"{x.shape[1]} heads of size {x.shape[2]} cannot be rotated")
     _check_no_overlap("x", x, positions, cosine, sine)
     _native(native.rope, x, positions, cosine, sine, adjacent)
 

@@ -92,7 +92,7 @@ class PeerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # `close` flushes, which fails if the worker has not read a task
+                with contextlib.suppress(OSError):  # `close` flushes the stream, which fails if a task is unread
                     stream.close()
 
     def __enter__(self) -> PeerProcess:
@@ -158,7 +158,7 @@ def _openvino_folder() -> Path:
     folder = Path(os.environ.get(MODEL_VARIABLE, ""))
     if not (folder / "openvino_model.xml").is_file():
         raise InvalidRequestError(
-            f"OpenVINO cannot read GGUF files; set {MODEL_VARIABLE} to a folder of benchmarks/openvino_model.py",
+            f"OpenVINO cannot read GGUF files; set {MODEL_VARIABLE} to a folder from benchmarks/openvino_model.py",
             param="compare",
         )
     return folder
