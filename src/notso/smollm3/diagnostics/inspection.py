@@ -51,7 +51,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class FormatTotal:
-    """Totals of one block format."""
+    """Totals for one block format."""
 
     format: str
     tensors: int

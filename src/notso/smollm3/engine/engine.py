@@ -123,7 +123,7 @@ Floats = npt.NDArray[np.float32]
 # Maximum number of unfinished requests.
 MAX_WAITING = 4096
 
-MAX_BATCHED = 256  # maximum unfinished requests of one `batch` or `embed` call, to leave room for other callers
+MAX_BATCHED = 256  # maximum number of unfinished requests of a `batch` or `embed` call; leaves room for other callers
 
 
 class Engine:

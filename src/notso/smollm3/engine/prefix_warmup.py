@@ -37,10 +37,11 @@ QUIET_S = 0.3
 # Maximum number of pending prefills after answers, and of stored drafts (one per owner).
 MOST_PENDING = 16
 
-# Maximum rows of a step. An arriving request waits for at most one layer of the step: milliseconds with the 3B model.
+# Maximum number of rows in a step. An arriving request waits for at most one layer of the step: milliseconds with the
+# 3B model.
 STEP_ROWS = 128
 
-# Successive interrupted steps after which a prefill is abandoned.
+# Number of successive interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
 # Maximum prompt length in tokens: rendering longer prompts on the engine thread would delay requests for too long.

@@ -137,7 +137,7 @@ def _is_local(parts: SplitResult) -> bool:
     return not all(is_public_address(str(entry[4][0])) for entry in found)
 
 
-RETRIES = 5  # maximum consecutive failures without progress
+RETRIES = 5  # maximum number of consecutive failures without progress
 SPARE_BYTES = 64 << 20  # disk space to keep free
 _CHUNK_BYTES = 1 << 20
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -33,7 +33,7 @@ RETRY_S = 60.0  # seconds until a failed load is retried
 
 READY_BLOCKS = 64  # maximum number of blocks touched before loads from disk; the default context has this many
 
-MOST_READERS = 4  # maximum threads that load blocks
+MOST_READERS = 4  # maximum number of threads that load blocks
 
 _log = logging.getLogger(__name__)
 

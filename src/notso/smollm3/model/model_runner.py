@@ -133,7 +133,7 @@ class ModelRunner:
         try:
             self._capture((missing, 1, None), self._step.part(missing, 1))
         except BaseException:
-            self.has_captured_steps = True  # not retried
+            self.has_captured_steps = True  # a failed capture is not retried
             raise
 
     def add_adapter(self, adapter: Adapter) -> None:

@@ -78,10 +78,12 @@ class Sequence:
         return self.parent_hash(len(self.hashes))
 
 
-# Maximum rows per step. Bounds a step's memory and the delay until a stop takes effect; results do not depend on it.
+# Maximum number of rows per step. Bounds a step's memory and the delay until a stop takes effect; results do not depend
+# on it.
 MAX_ROWS = 512
 
-# Maximum rows with logits per step (half a megabyte each for a vocabulary of 128,256): one per sequence, and drafts.
+# Maximum number of rows with logits per step: one per sequence, and drafts. With a vocabulary of 128,256 tokens, each
+# takes half a megabyte.
 MAX_SAMPLED = 64
 
 

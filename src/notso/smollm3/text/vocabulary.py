@@ -45,7 +45,7 @@ _BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE
 
 
 class Vocabulary:
-    """Validated tokens and kinds. Raises ModelFileError, which names the key or token."""
+    """Validated tokens and their kinds. Raises ModelFileError, which names the key or token."""
 
     # Decoded text omits tokens of `control_ids` but includes tokens of `user_defined_ids` (`<think>`, `<tool_call>`,
     # ...).

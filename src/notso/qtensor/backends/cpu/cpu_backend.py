@@ -10,7 +10,7 @@ from notso.system.memory import available_memory, huge_pages_available
 
 
 class CPU:
-    """All instances share the process's kernels and threads."""
+    """The CPU; all instances share the process's kernels and threads."""
 
     @classmethod
     def configured(cls, threads: int | None = None) -> CPU:

@@ -31,11 +31,11 @@ RELEASED = Path(__file__).with_name("smollm3-3b.json")
 MAX_BYTES = 64 << 20
 CONTEXT = 1024  # upper bound on the length of a case
 
-# Largest allowed error of a file with 16 bits per weight or more: root mean square relative to the standard deviation
+# Largest allowed error for a file with 16 bits per weight or more: root mean square relative to the standard deviation
 # of the logits. A half-precision KV cache alone causes 0.001; weights rounded to bfloat16 cause 0.01.
 FLOAT_ERROR = 0.02
 
-# Allowed error of quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit
+# Allowed error for quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit
 # per weight. Random weights have measured errors from 0.06 (Q8_0) to 0.46 (Q4_0), below this limit
 # (tests/smollm3/diagnostics/test_goldens.py). Trained weights have smaller errors; an unrelated model has an error of
 # 1.4. The limit has not been tested with SmolLM3-3B.
@@ -61,7 +61,7 @@ class GoldenCheck:
 
 @dataclass(frozen=True, slots=True)
 class GoldenReport:
-    """Results of all cases of a set; the limits depend on `bits` per weight."""
+    """Results of all cases in a set of goldens; the limits depend on `bits` per weight."""
 
     name: str
     source: str
