@@ -180,7 +180,7 @@ class Scheduler:
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
         # An owner with a running sequence preempts nothing. An owner without one preempts the last sequence of the
-        # owner that has the most (at least two). Sequences of a higher priority are not preempted.
+        # owner with the most running sequences (at least two). Sequences of a higher priority are not preempted.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -192,7 +192,7 @@ class Scheduler:
         return max(others, key=lambda each: (running[each.owner], _sort_key(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        # Keeps one block available per running sequence, which may soon need it.
+        # Keeps one block available per running sequence, because the sequence may soon need it.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 

@@ -1,4 +1,4 @@
-"""Token sequences with their cache blocks, and plans of steps, which the scheduler creates and the engine executes."""
+"""Token sequences with their cache blocks, and step plans, which the scheduler creates and the engine executes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory on 2 MiB pages, for key-value pools and copies of tensors, which can be packed.
+"""Memory on 2 MiB pages, for key-value pools and (packed or unpacked) copies of tensors.
 
 A mapped file is read mostly through 4 KiB pages; their page table lookups slow decoding by a quarter to a third.
 Packing only reorders a tensor's bytes for the kernels' vector loads (native/packed_weights.h), so results stay
