@@ -1,4 +1,4 @@
-"""SmolLM3 configuration, read from a GGUF file's metadata. Most field names are Hugging Face's."""
+"""SmolLM3 configuration from a GGUF file's metadata. Most field names are Hugging Face's."""
 
 from __future__ import annotations
 

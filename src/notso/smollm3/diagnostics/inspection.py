@@ -1,4 +1,4 @@
-"""Contents and memory requirements of a GGUF file, as JSON-compatible values. The model is not loaded.
+"""Contents and memory requirements of a GGUF file, as JSON-compatible values, without loading the model.
 
 Files of other models are inspected, too; `problem` then states why this program cannot run the file.
 """

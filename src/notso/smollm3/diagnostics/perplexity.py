@@ -1,7 +1,7 @@
 """Perplexity of a model on a text, and divergence from another model, computed as in llama.cpp's perplexity tool.
 
 The tokens are split into windows of equal length; an incomplete last window is ignored. Each window is evaluated
-separately, and only the tokens of its second half are scored.
+separately; only the tokens of its second half are scored.
 """
 
 from __future__ import annotations

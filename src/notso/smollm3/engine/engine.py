@@ -602,8 +602,8 @@ class Engine:
         """Submit a request at the first iteration, and yield its events.
 
         The answer stops when the iterator is closed or `cancelled()` is true (polled fifty times a second). A string is
-        continued, not answered, and causes a FutureWarning; use `chat`, `stream` or `continue_text` instead. If the
-        model ends the text immediately, InvalidRequestError is raised.
+        continued, not answered, and causes a FutureWarning; use `chat`, `stream` or `continue_text` instead. Raises
+        InvalidRequestError if the model ends the text immediately.
         """
         request = self._request(messages, params, options)
         events = self._events(request, cancelled or (lambda: False))

@@ -5,9 +5,9 @@ computed again. After the answer, the template writes the end of its turn and th
 tokens are known when the answer ends, so the engine prefills them while it is idle. The resulting blocks are ordinary
 blocks of the block pool; if the next prompt is different, only idle time is wasted.
 
-Drafts, which are messages that a user has not sent yet, are also prefilled, with the tokens that the template adds
-after them. If a draft is sent unchanged, only one token remains to be computed. If text is added before sending, only
-the new text and a few tokens before it remain.
+Drafts (messages not sent yet) are also prefilled, with the tokens that the template adds after them. If a draft is sent
+unchanged, only one token remains to be computed. If the user adds text before sending, only the new text and a few
+tokens before it remain.
 """
 
 from __future__ import annotations

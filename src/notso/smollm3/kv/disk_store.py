@@ -3,8 +3,7 @@
 A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
 contains the cache version (a digest of the model, the KV format and the version of the numerical code), the block's
 hash and a tag. A file is used only if every field and the checksum match; otherwise, the block is computed again.
-Damaged files are removed, so damage costs only time. The contents reveal conversations, so the folder has mode 0700,
-and files have mode 0600.
+Damaged files are removed. The contents reveal conversations, so the folder has mode 0700, and files have mode 0600.
 
 A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
 leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without

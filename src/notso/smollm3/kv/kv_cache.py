@@ -4,8 +4,8 @@ Formats with fewer than 8 bits for keys or values are less precise. With these f
 (with its attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead. The
 blocks of this second cache are called windows. The block pool decides which blocks have a window.
 
-The KV format that was chosen for a model file is stored in the cache folder, so that the next engine chooses the same
-format and can use the blocks on disk.
+The KV format chosen for a model file is stored in the cache folder, so that the next engine chooses the same format and
+can use the blocks on disk.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The sampled identity of a file is a hash of its inode, times and size, and of samples of each tensor. It is fast to
 compute, and is used until the SHA-256 of the file is known. Changed content has a different sampled identity, because
 every write changes the ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the cache
-folder together with the sampled identity, so that blocks written under this sampled identity stay usable.
+folder with the sampled identity, so that blocks written under this sampled identity stay usable.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class TuningError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """Result of a training run; losses are in nats per target token."""
+    """Result of training. Losses are in nats per target token."""
 
     peft_folder: Path  # the adapter in PEFT's format
     steps: int

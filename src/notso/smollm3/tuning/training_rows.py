@@ -3,7 +3,7 @@
 The model's chat template renders the conversations as it does at run time. Only the tokens of answers, including their
 end tokens, have labels.
 
-Rehearsal rows contain answers of the untuned model. Training on them preserves the model's abilities.
+Rehearsal rows contain answers from the untuned model; training on them preserves its abilities.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class EngineConfig:
         only when used.
     threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
-        background, in a packed layout if the kernels support it. "auto" copies weights if this is possible and
+        background, in a packed layout if the kernels support it. "auto" copies weights if possible and
         worthwhile, and packs them if no operation gets slower.
     kv: KV cache format. "auto" chooses by model, context and memory.
     max_num_seqs: concurrent sequences. None: up to 16, as memory allows.

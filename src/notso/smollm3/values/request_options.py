@@ -75,8 +75,7 @@ class Replay:
     """The tokens that an answer begins with, as reported by `tokens` events.
 
     closed_at: indexes in `ids` at which the engine ended the reasoning.
-    origin: value in the `started` event of the original answer. The new request's origin must equal it. "": accept
-        any origin.
+    origin: value in the original answer's `started` event, which the new request's origin must equal. "": accept any.
 
     Raises InvalidRequestError.
     """

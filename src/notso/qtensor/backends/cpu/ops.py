@@ -1,8 +1,8 @@
 """Operations on arrays and quantized tensors. The caller provides arrays for results.
 
-Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. The content of
-arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
-specifies the arithmetic of each operation, and all kernel families produce bit-identical results.
+Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. Native code
+checks the content of arrays (row numbers, positions, blocks) before it writes anything. native/kernel_table.h specifies
+the arithmetic of each operation, and all kernel families produce bit-identical results.
 
 Inside `with program.record():`, operations are not computed but recorded, with references to their arrays;
 `program.run()` replays them with the arrays' current contents, in one native call without the interpreter lock.

@@ -61,7 +61,7 @@ class GoldenCheck:
 
 @dataclass(frozen=True, slots=True)
 class GoldenReport:
-    """Results of all cases in a set of goldens; the limits depend on `bits` per weight."""
+    """Results of all golden cases; the limits depend on `bits` per weight."""
 
     name: str
     source: str
