@@ -58,5 +58,5 @@ def quantize(
             progress_bars[what](_TITLES[what], done, total)
 
         quantize_model(source, out, mix, text, threads, report)
-    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; try it with `notso run --model {out}`.")
+    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}. To try the model, run `notso run --model {out}`.")
     terminal.print_line(str(out))

@@ -70,7 +70,7 @@ def serve(
         options.env_option(
             "--access-log/--no-access-log",
             variable="NOTSO_ACCESS_LOG",
-            help="Log requests and generations on stderr.",
+            help="Log requests and generations to stderr.",
             show_default=True,
         ),
     ] = False,

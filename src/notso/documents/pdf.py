@@ -1,4 +1,4 @@
-"""Text and images of the pages of PDF files, read with PDFium. Images are drawn in a sandboxed child process."""
+"""Extract the text of PDF pages, and render pages as images in a sandboxed child process, with PDFium."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\uf
 _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
 _DENOMINATOR = re.compile("[/\u2044][0-9]+")
 # Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
-# Text beside a drop cap is lower than a superscript.
+# Text beside a drop cap is not raised as far as a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
-MAX_FIELDS = 1_000  # maximum fields of a form per page
+MAX_FIELDS = 1_000  # maximum number of form fields per page
 MAX_DISTANCE = 300.0  # maximum distance of a field's value from its label, in points
 _PASSWORD, _SECURITY = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 

@@ -75,11 +75,11 @@ class UnreadableError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same document may be readable later, because memory, a process or a library was missing."""
+        """Whether reading may succeed later: memory ran out, or a process or library was not available."""
         return self.code in _PASSING
 
     def stored(self) -> str:
-        """Return a text from which `unreadable` can restore the error."""
+        """Return a string from which `unreadable` can restore the error."""
         return json.dumps([str(self), self.code, self.values], ensure_ascii=False) if self.code else str(self)
 
 
@@ -94,7 +94,7 @@ def too_many_characters() -> UnreadableError:
 
 
 def unreadable(stored: str) -> UnreadableError:
-    """Restore an error from a stored text; older releases stored only the message."""
+    """Restore an error from a stored string; older releases stored only the message."""
     try:
         message, code, values = json.loads(stored)
         return UnreadableError(str(message), str(code), **{str(name): int(each) for name, each in values.items()})

@@ -263,7 +263,7 @@ def known_template(source: str) -> ChatTemplate:
         ([Message("user", "a\ud800")], "lone surrogate"),
         ([Message("user", "a", tool_calls=(ToolCall("i", "f", "{}"),))], "only an assistant"),
         ([Message("assistant", "a", tool_calls=(ToolCall("i", None, "{}"),))], "needs a name"),  # type: ignore[arg-type]
-        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", None),))], "arguments as text"),  # type: ignore[arg-type]
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", None),))], "arguments as a string"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_conversations_are_refused(messages: list[Message], said: str) -> None:

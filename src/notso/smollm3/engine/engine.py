@@ -540,7 +540,7 @@ class Engine:
         options = RequestOptions(
             prompt_only=True, embedding=True, thinking=False, owner=owner, adapter=adapter, priority=priority
         )
-        each_text = iterate([texts] if isinstance(texts, str) else texts, "texts", "a text or a list of texts")
+        each_text = iterate([texts] if isinstance(texts, str) else texts, "texts", "a string or a list of strings")
         submits = [self.prepare(text, None, options) for text in each_text]
         vectors = []
         with closing(_submit_in_order(submits)) as generations:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 QUOTE_BYTES = 1024
 """Maximum bytes of a quotation, and the depth to which places are sorted."""
 MAX_WORD = 64
-"""Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
+"""Maximum number of characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
 """A search over all places starts with a sample, which contains every SAMPLED-th place."""

@@ -255,7 +255,7 @@ FIRST_STEPS, STEPS = 3_000, 400
 """Maximum steps of a search while no ending is known, and of a search for an ending after a sampled token."""
 
 MAX_STEPS = 20_000
-"""Maximum search steps per answer. An answer that needs more may be cut off at the token limit."""
+"""Maximum number of search steps per answer. An answer that needs more may be cut off at the token limit."""
 
 TRIES = 4
 """Number of rejected tokens after which only tokens that begin the known ending are allowed."""

@@ -315,7 +315,7 @@ def _message_pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
 
 def _call_json(call: ToolCall) -> str:
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
-        raise InvalidRequestError("a tool call needs a name, and arguments as text", param="messages")
+        raise InvalidRequestError("a tool call needs a name, and arguments as a string", param="messages")
     # Arguments are not reformatted, so that a cached prefix still matches. The arguments of a truncated call become a
     # JSON string, because one malformed call must not make a whole conversation unusable.
     arguments = call.arguments.strip() or "{}"

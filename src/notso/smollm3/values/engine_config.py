@@ -25,7 +25,7 @@ MAX_NUM_SEQS = 64
 
 DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk: about 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
-DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for prompt prefixes named by FixedPrefix.reading
+DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for prompt prefixes with a name (FixedPrefix.reading)
 
 DEVICES = "auto, cpu, cuda or cuda:N"
 
@@ -52,7 +52,7 @@ class EngineConfig:
     max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
-    library_bytes: separate size limit for prefixes named by `FixedPrefix.reading`, in cache_dir.
+    library_bytes: separate size limit, within cache_dir, for prefixes with a name (`FixedPrefix.reading`).
     device: "cpu"; "cuda" or "cuda:N" (the GPU must be usable); or "auto": the first GPU, or the CPU if that GPU cannot
         run the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
@@ -82,9 +82,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir", "chat_template_file"):
             path = getattr(self, name)
-            require(path is None or isinstance(path, str), name, "a path, as text")
+            require(path is None or isinstance(path, str), name, "a path, as a string")
             if path is not None and name != "model":  # `model` may also be the name of an installed model
-                require(not _NOT_IN_PATHS.search(path), name, "a path without NUL characters and lone surrogates")
+                require(not _NOT_IN_PATHS.search(path), name, "a path without NUL characters or lone surrogates")
                 object.__setattr__(self, name, expand_home(path))
         require(_is_count(self.context_tokens, 1), "context_tokens", "a positive whole number")
         require(_is_count(self.threads, 1, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")

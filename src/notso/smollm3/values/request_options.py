@@ -29,7 +29,7 @@ class Grammar:
     source: str = ""  # unused for "json_object", which allows any JSON object
 
     def __post_init__(self) -> None:
-        require(isinstance(self.source, str), "grammar", "given as text")
+        require(isinstance(self.source, str), "grammar", "given as a string")
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,8 +186,8 @@ MAX_UNSENT_BYTES = 64 * 1024
 """Maximum number of unsent response bytes in the kernel, high enough that clients that read fast never wait."""
 
 READ_BYTES = 64 * 1024
-"""Maximum bytes per read, a quarter of asyncio's default. It bounds how much of a request body is buffered before the
-application reads it, and how long each read occupies the event loop."""
+"""Maximum number of bytes per read, a quarter of asyncio's default. It bounds how much of a request body is buffered
+before the application reads it, and how long each read occupies the event loop."""
 
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"

@@ -1,4 +1,4 @@
-"""Look up users by name, for example to add them to a project, and remove users with all stored data.
+"""Look up users by name, for example to add them to a project, and remove users together with all their stored data.
 
 An owner is the id of a user: `METHOD:NAME` with the sign-in method, or `key:ID` for an API key.
 """
@@ -38,7 +38,7 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
 async def user_named(access: AccessStore | None, name: str) -> str:
     """Return the owner of the key (active or revoked) with this name or id, or the owner given as `method:name`.
 
-    Raises SettingsError if `name` matches several keys, or is neither a key nor of that form.
+    Raises SettingsError if `name` matches several keys, or matches none and does not have the form `method:name`.
     """
     keys = await access.keys() if access is not None else []
     found = [owner_of_key(each.id) for each in keys if name in (each.name, each.id, owner_of_key(each.id))]

@@ -115,12 +115,12 @@ class PeerProcess:
     def _send_task(self, task: dict[str, Any]) -> dict[str, Any]:
         tasks = self._process.stdin
         if tasks is None:
-            raise EngineError("the compared engine is not running")
+            raise EngineError(f"{self.name} is not running")
         try:
             tasks.write(json.dumps(task) + "\n")
             tasks.flush()
         except OSError as error:
-            raise EngineError("the compared engine exited unexpectedly") from error
+            raise EngineError(f"{self.name} exited unexpectedly") from error
         return self._read_result()
 
     def _read_result(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class PeerProcess:
         if not line:
             self.close()
             raise EngineError(
-                "the compared engine exited unexpectedly; it may lack the memory for this model, or not support it"
+                f"{self.name} exited unexpectedly; it may not have enough memory for this model, or may not support it"
             )
         result: dict[str, Any] = json.loads(line)
         if "error" in result:

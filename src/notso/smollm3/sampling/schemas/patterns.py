@@ -69,7 +69,7 @@ _CLASSES: dict[str, Ranges] = {
 
 
 SHOWN_CHARACTERS = 200
-"""Maximum characters of a pattern or a schema in an error message."""
+"""Maximum number of characters of a pattern or a schema in an error message."""
 
 
 def shorten(text: str) -> str:

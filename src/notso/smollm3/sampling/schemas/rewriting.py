@@ -1,10 +1,10 @@
-"""Rewriting of JSON schemas with the keywords that the library (llguidance) supports.
+"""Rewrite JSON schemas so that they use only keywords that the library (llguidance) supports.
 
 Apart from ignored keywords and formats, the result allows only values that the schema allows. It allows fewer where a
 grammar cannot express more: properties must be in the order of the schema, `contains` applies to the first few items,
 and `unevaluatedProperties` allows the names of a single branch.
 
-`contains` and `uniqueItems` become alternative arrays with a schema for each item.
+`contains` and `uniqueItems` are replaced by alternatives, in which each item of the array has a schema.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _resolve_pointer(document: Any, pointer: str) -> Any:
 
 
 MAX_ARRANGEMENTS = 130
-"""Maximum number of alternative arrays that `uniqueItems` is rewritten to."""
+"""Maximum number of alternative arrays that `uniqueItems` is rewritten as."""
 
 CONTAINED_WITHIN = 4
 """Number of leading items of which at least one must match `contains`."""
@@ -199,7 +199,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many combinations.
 
-    If there are too many permutations, arrays must have the order of `values`.
+    If there are too many permutations, the items must be in the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     count = len(values)
@@ -236,7 +236,7 @@ def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
-"""Maximum steps of rewriting and comparing, which take about a second on a slow machine."""
+"""Maximum number of steps of rewriting and comparing schemas. They take about a second on a slow machine."""
 
 KEYWORDS_PER_STEP = 8
 """Number of keywords that can be read in the time of one step. Keywords are counted, because references can lead to the
@@ -253,7 +253,7 @@ _ANY_NAME = ""
 """A pattern that matches every name."""
 
 _Case = tuple[dict[str, Any], Schema]
-"""Property names that a branch evaluates, by keyword, and a schema of the values that match the branch."""
+"""A branch: the property names that it evaluates, by keyword, and a schema that accepts the values that match it."""
 
 
 class SchemaRewriter:
@@ -268,7 +268,7 @@ class SchemaRewriter:
         self._is_old = is_old_draft(document)
         self._references = References(document, param)
         self._names: dict[int, str] = {}
-        self._pending: dict[str, tuple[Any, str]] = {}  # by name: target, and pointer to a reference to it
+        self._pending: dict[str, tuple[Any, str]] = {}  # by name: target, and JSON pointer of a `$ref` to it
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # by id(): rewritten `properties` outside conditions
@@ -371,10 +371,10 @@ class SchemaRewriter:
                 return {keyword: self._checked(int(value) if is_valid else value, is_valid, path)}
         for each in _scalars(value) if keyword in ("const", "enum") else ():
             if isinstance(each, str) and has_unwritable_characters(each):
-                raise self._refusal(f"{path} has control characters, which cannot be generated")
+                raise self._refusal(f"{path} contains control characters, which cannot be generated")
             if isinstance(each, int) and not _is_exact(each):
                 raise self._refusal(
-                    f"{path} has the number {str(each)[:40]}, which cannot be written exactly; use text"
+                    f"{path} contains the number {str(each)[:40]}, which cannot be represented exactly; use a string"
                 )
         return {keyword: self._checked(value, is_valid, path)}
 
@@ -625,7 +625,7 @@ class SchemaRewriter:
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
-            if least == 1:  # each object excludes the names of earlier ones, so that a text matches only one
+            if least == 1:  # each object excludes the names of earlier ones, so that a value matches only one
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
@@ -642,8 +642,8 @@ class SchemaRewriter:
             arrays = None if values is None else distinct_arrays(values, rewritten.get("minItems", 0), most)
             if arrays is None:
                 raise self._refusal(
-                    f"the schema's keyword {pointer}/uniqueItems is supported only for a few plain values, and for "
-                    "items that cannot be equal"
+                    f"the schema's keyword {pointer}/uniqueItems is supported only if the items can have only a few "
+                    "scalar values, or if no two items can be equal"
                 )
             yield arrays
 
@@ -658,7 +658,7 @@ class SchemaRewriter:
     def _count_steps(self, steps: int = 1) -> None:
         self._steps += steps
         if self._steps > MAX_STEPS:
-            raise self._refusal("the schema takes too long to be enforced: it has too many combinations")
+            raise self._refusal("the schema would take too long to enforce: it has too many combinations")
 
 
 def _scalars(value: Any) -> Iterator[Any]:

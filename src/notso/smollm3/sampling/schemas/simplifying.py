@@ -82,7 +82,7 @@ any year. Host names cannot have adjacent hyphens, which would start an encoded 
 """
 
 MAX_PATTERN_PROPERTIES = 32
-"""Maximum patterns per object. The library intersects all patterns of an object with each other."""
+"""Maximum number of patterns per object. The library intersects all patterns of an object with each other."""
 
 _KINDS = frozenset((*TYPES, "integer"))
 _PLAIN = {

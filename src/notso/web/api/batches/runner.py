@@ -36,9 +36,9 @@ from notso.web.values.request_id import HEADER
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000
 MAX_ERRORS = 100
-"""Maximum errors reported for an invalid input file."""
+"""Maximum number of errors reported for an invalid input file."""
 MAX_BATCHES = 4
-"""Maximum batches that a server runs at once, each of a different owner."""
+"""Maximum number of batches that a server runs at once, each of a different owner."""
 MAX_AT_ONCE = 32
 """Maximum requests of one batch that run at once."""
 SEARCH_SECONDS = 10.0

@@ -139,7 +139,7 @@ SEARCH_NOTES: Notes = {
         f"up to {MAX_QUERY_CHARACTERS:,} characters, or a list of up to {MAX_QUERIES} queries; finds passages that "
         "contain words of the queries"
     ),
-    "max_num_results": works(f"maximum passages to return, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}"),
+    "max_num_results": works(f"maximum number of passages to return, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}"),
     "ranking_options": works("an object with `score_threshold`"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),
 } | notes_in(SearchFields)

@@ -317,7 +317,7 @@ class ChatFields(GrammarFields):
 
 CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "messages": works(
-        "1 to 2,048 messages with the roles system, developer, user, assistant and tool; `content` is a text, or a "
+        "1 to 2,048 messages with the roles system, developer, user, assistant and tool; `content` is a string, or a "
         "list of parts of type text or file. A final assistant message is continued"
     ),
     "max_tokens": works(

@@ -51,7 +51,7 @@ from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Maximum prompt log probabilities per request. For this limit, each character of a text counts as a token."""
+"""Maximum number of prompt log probabilities per request. Each character of a text counts as a token."""
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
@@ -73,8 +73,8 @@ class TextFields(GrammarFields):
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"a text or a list of token ids, or a list of up to {MAX_PROMPTS} of these; each is continued; control tokens "
-        "in texts are not recognized"
+        f"a string or a list of token ids, or a list of up to {MAX_PROMPTS} of these; each is continued; "
+        "control tokens in strings are not recognized"
     ),
     "max_tokens": works(
         "maximum tokens; default 16, as in OpenAI's API; 0: only process the prompt; if it is -1 or larger than the "

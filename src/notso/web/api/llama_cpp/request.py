@@ -101,7 +101,7 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
 
 MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
-"""Maximum prompt texts per request; each is tokenized separately."""
+"""Maximum number of prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
 """Bias of a token whose entry in `logit_bias` is `false`; practically excludes the token."""
 
@@ -152,16 +152,16 @@ class NativeFields(GrammarFields):
 
 NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"one prompt, or a list of up to {MAX_PROMPTS} prompts, each answered separately. A prompt is a text, "
-        '`{"prompt_string": text}`, or a list of token ids and texts. At most '
-        f"{MAX_TEXTS:,} texts per request. Control tokens in texts are recognized"
+        f"one prompt, or a list of up to {MAX_PROMPTS} prompts, each answered separately. A prompt is a string, "
+        '`{"prompt_string": text}`, or a list of token ids and strings. At most '
+        f"{MAX_TEXTS:,} strings per request. Control tokens in strings are recognized"
     ),
     "max_tokens": works("alias of `n_predict`"),
     "n_predict": works("maximum tokens; if it is omitted or -1, as many as fit; 0: only process the prompt"),
     "n_cmpl": works("alias of `n`"),
     "logit_bias": works(
         "up to 1,024 pairs of a token and its bias, or an object that maps tokens to biases. Give a token as its "
-        "id, or give a text to bias every token in it; a bias is -100 to 100, or false for -100"
+        "id, or give a string to bias every token in it; a bias is -100 to 100, or false for -100"
     ),
     "n_probs": works(
         "number of most likely tokens to return at each position, 0 to 20, with their log probabilities before "

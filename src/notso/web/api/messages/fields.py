@@ -338,7 +338,7 @@ class CompactionBlock(Cached):
 
 
 class ToolUseBlock(Cached):
-    """A past call. `input` is a text if its JSON was cut off."""
+    """A past call. `input` is a string if its JSON was cut off."""
 
     type: Literal["tool_use"]
     id: Id
@@ -541,12 +541,12 @@ class MessageFields(CountFields):
 
 COUNT_NOTES: Notes = {
     "messages": works(
-        "1 to 2,048 messages with the roles user, assistant and system; `content` is a text, or a list of blocks of "
+        "1 to 2,048 messages with the roles user, assistant and system; `content` is a string, or a list of blocks of "
         "type text, document (text, content, PDF as base64, or a stored file), search_result, tool_use, tool_result "
         "and thinking. A final assistant message is continued"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
-    "system": works("a text, or a list of text blocks"),
+    "system": works("a string, or a list of text blocks"),
     "thinking": works(
         "`type`: `enabled`, with a `budget_tokens` of less than `max_tokens`; `adaptive`; or `disabled` (default). "
         "`display`: `omitted` leaves the thinking block empty; `summarized` returns the full reasoning",
@@ -597,7 +597,7 @@ WITHIN_MESSAGE: Notes = {
     "thinking": works("in messages: reasoning stays in the prompt until the next user message without tool results"),
     "redacted_thinking": works("in messages: left out of the prompt, because it is encrypted"),
     "server_tool_use": works(
-        "in assistant messages: left out of the prompt and named as ignored, like all blocks of tools that another "
+        "in assistant messages: left out of the prompt and reported as ignored, like all blocks of tools that another "
         "server ran"
     ),
     "compaction": works("in assistant messages: the summary is part of the text"),

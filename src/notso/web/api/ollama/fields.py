@@ -294,7 +294,7 @@ EMBEDDING_NOTES: Notes = {
 } | notes_in(EmbeddingFields)
 
 EMBED_NOTES: Notes = {
-    "input": works(f"a text, or a list of up to {MAX_INPUTS:,} texts; a request without it only loads the model"),
+    "input": works(f"a string, or a list of up to {MAX_INPUTS:,} strings; a request without it only loads the model"),
     "truncate": works(
         "true (default): the end of a text that does not fit the context is cut off; false: the text is refused"
     ),

@@ -534,7 +534,7 @@ def _hints_by_name(kind: type[BaseModel]) -> dict[str, tuple[str, Note | None]]:
 
 
 EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}
-"""Maximum reasoning tokens for each `reasoning_effort`; `max` is unlimited."""
+"""Maximum number of reasoning tokens for each `reasoning_effort`; `max` is unlimited."""
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS = (

@@ -121,7 +121,7 @@ class CallItem(IdentifiedItem):
 
 
 class CustomCallItem(IdentifiedItem):
-    """A past call of a tool that takes a text."""
+    """A past call to a tool whose input is plain text."""
 
     type: Literal["custom_tool_call"]
     call_id: Id
@@ -163,7 +163,7 @@ class WebSearchCallItem(Fields):
     "server_label tools error name arguments output approval_request_id approve reason execution"
 )
 class ServerItem(Fields):
-    """An item of a tool that another server ran, dropped from the prompt."""
+    """An item that belongs to a tool run by another server. It is left out of the prompt."""
 
     type: Literal[
         "code_interpreter_call",
@@ -230,7 +230,7 @@ class WebSearchTool(Fields):
 
 
 class FileSearchTool(Fields):
-    """A search in vector stores for the last user message; the answer quotes the passages found."""
+    """Searches vector stores for passages on the last user message; the answer quotes the passages found."""
 
     type: Literal["file_search"]
     vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_VECTOR_STORES, fail_fast=True)]
@@ -250,7 +250,7 @@ class FunctionChoice(Fields):
 
 
 class SearchChoice(Fields):
-    """The file search, which runs for every question anyway."""
+    """A choice without effect: the file search runs for every question."""
 
     type: Literal["file_search"]
 
@@ -383,7 +383,7 @@ class ResponseFields(InputTokenFields):
 
 INPUT_TOKEN_NOTES: Notes = {
     "input": works(
-        "a text, or a list of messages, tool calls, tool outputs, reasoning, and references to stored items"
+        "a string, or a list of messages, tool calls, tool outputs, reasoning, and references to stored items"
     ),
     "model": works("a name listed by `GET /v1/models`; optional"),
     "instructions": works("the system prompt; applies to this response only"),
@@ -436,13 +436,13 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
 WITHIN_RESPONSE: Notes = {
     "input_image": refused("the model reads text only"),
     "input_file": works(
-        "a PDF, office document, table, e-mail or text, given as `file_id`, or as `file_data` (base64 or a data URL) "
-        "with `filename`; replaced by the text of the file",
+        "a PDF, office document, table, e-mail or text file, given as `file_id`, or as `file_data` (base64 or a data "
+        "URL) with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id; URLs are not fetched",
     ),
-    "custom_tool_call": works("in `input`: a past call; the prompt shows its text as the argument `input`"),
+    "custom_tool_call": works("in `input`: a past call; in the prompt, its text is an argument named `input`"),
     "mcp_call": works(
-        "in `input`: left out of the prompt and named as ignored, like all items of tools that another server ran"
+        "in `input`: left out of the prompt and reported as ignored, like all items of tools that another server ran"
     ),
     "item_reference": works("in `input`: refers to the stored input or output item with this `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),
@@ -460,12 +460,13 @@ WITHIN_RESPONSE: Notes = {
     "type": Note(
         "hint",
         "in tools: `function`, `namespace` (a group of functions), or `file_search`, which runs once per response",
-        "of tools, only functions and file_search are available; of content, only text and files",
+        "the only available tools are functions and file_search, and the only types of content are text and files",
         "`web_search` is not available, and is omitted from the tools",
     ),
     "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} ids from `GET /v1/vector_stores`"),
     "max_num_results": works(
-        f"maximum passages in the prompt, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}; fewer if they are long"
+        f"maximum number of passages in the prompt, 1 to {MAX_RESULTS}; default {DEFAULT_RESULTS}; fewer if "
+        "they are long"
     ),
     "ranking_options": works("an object with `score_threshold`"),
     "filters": inert("null", "use a separate vector store for each set of files to search"),

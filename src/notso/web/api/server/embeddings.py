@@ -65,8 +65,8 @@ class EmbeddingFields(Fields):
 
 EMBEDDING_NOTES: Notes = {
     "input": works(
-        f"a text or a list of token ids, or a list of up to {MAX_INPUTS:,} of these; each must fit the context; "
-        "control tokens in texts are not recognized"
+        f"a string or a list of token ids, or a list of up to {MAX_INPUTS:,} of these; each must fit the context; "
+        "control tokens in strings are not recognized"
     ),
     "content": works("llama-server's name for `input`"),
     "model": works("a name listed by `GET /v1/models`; optional"),

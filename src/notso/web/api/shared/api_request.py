@@ -123,7 +123,7 @@ IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 MAX_WORK = 64 * 65_536
-"""Maximum tokens plus alternatives (top_logprobs) of a response. It limits the work that a small request can cause."""
+"""Maximum number of tokens plus alternatives (top_logprobs) of a response, a limit on the work of a small request."""
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:

@@ -36,7 +36,7 @@ from notso.web.values.durations import current_ms
 
 LONGEST_RETRY_SECONDS = 30
 MAX_FAILURES = 8
-"""Maximum responses with status 503 to an internal request. The pauses between them add up to about ten minutes."""
+"""Maximum number of responses with status 503 to an internal request, with pauses of about ten minutes in total."""
 LONGEST_PAUSE_SECONDS = 300
 
 

@@ -17,7 +17,7 @@ from notso.web.api.shared.serving import generate_choices, run_prompt_work, serv
 from notso.web.engine.port import ChatEngine
 
 MAX_INPUTS = 2048
-"""Maximum texts per request, as in OpenAI's API."""
+"""Maximum number of texts per request, as in OpenAI's API."""
 
 EMBEDDING_OPTIONS = RequestOptions(prompt_only=True, embedding=True, is_plain=True, thinking=False)
 ONE_TOKEN = (SamplingParams(max_tokens=1),)

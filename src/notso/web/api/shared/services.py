@@ -15,7 +15,7 @@ from notso.web.engine.metrics import Metrics
 from notso.web.services import SharedServices
 
 MAX_REREAD_STREAMS = 64
-"""Maximum resumed streams per owner; high, because one client may follow many answers."""
+"""Maximum number of resumed streams per owner; high, because one client may follow many answers."""
 
 
 async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
