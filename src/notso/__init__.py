@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("notso-smollm3-bot")
-    # Names are imported on first access, so that `notso --help` does not load numpy and the kernels.
+    # Names are imported on first access, so that `notso --help` does not load numpy or the kernels.
     if name in ("AsyncAnswerStream", "AsyncEngine"):
         import notso.async_engine
 

@@ -53,7 +53,7 @@ _YARN_KEYS = {
 # Rotary position embedding rotates pairs of values, each pair at its own speed. To extend the context, YaRN slows down
 # the slow pairs and leaves the fast pairs unchanged. For the pairs in between (the ramp), it interpolates linearly.
 # This key specifies whether the start and the end of the ramp are rounded to pair indices. Only this project uses the
-# key; llama.cpp always rounds them.
+# key; llama.cpp always rounds the start and the end.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0

@@ -16,7 +16,7 @@ def is_one_of(value: object, allowed: Iterable[object]) -> bool:
 
 
 def json_or_none(text: str | bytes, *, is_strict: bool = False) -> Any:
-    """Return a JSON value, or None if invalid. is_strict: reject NaN and Infinity."""
+    """Parse `text`; return None if it is invalid JSON. is_strict: reject NaN and Infinity."""
     try:
         return json.loads(text, parse_constant=refuse_constant if is_strict else None)
     except (ValueError, RecursionError):
@@ -29,7 +29,7 @@ def is_json_object(text: object) -> bool:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Raise ValueError; for the argument `parse_constant` of json.loads."""
+    """Raise ValueError. Passed to JSON decoders as `parse_constant`."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -160,7 +160,7 @@ LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 
 class Unpacked256(NamedTuple):
-    """256-value block: value = d * scales[j] * q - dmin * mins[j]; j is the value's group of 16 (Q4_K, Q5_K: 32)."""
+    """256-value block: value = d * scales[j] * q - dmin * mins[j]; j: the group of 16 values (Q4_K, Q5_K: 32)."""
 
     d: Floats  # (n,): the file's d, divided by a power of two where scales or q would otherwise be fractions
     dmin: Floats  # (n,); zero except in Q2_K, Q4_K and Q5_K

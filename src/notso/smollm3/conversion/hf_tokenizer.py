@@ -64,7 +64,7 @@ PROBES = (
 def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     """Return the `tokenizer.*` entries for an embedding of `vocab` rows.
 
-    Raises ModelFileError if the tokenizer is unsupported or conversion would change its ids.
+    Raises ModelFileError if the tokenizer is unsupported or conversion would change token ids.
     """
     found = tokenizer_entries(folder / TOKENIZER_FILE)
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]

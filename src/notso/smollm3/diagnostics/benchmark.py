@@ -63,7 +63,7 @@ _NO_TIME = 1e-9
 
 
 class EngineMeter:
-    """Times an engine on random prompts."""
+    """Measures an engine on random prompts."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
@@ -358,7 +358,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run; CPU only
     #   roofline_beside  like roofline, but with the read bandwidth of the output head, measured right before and after
     #                    decoding; CPU only, and absent if the head is small
-    #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
+    #   byte_tops        peak rate of the kernels' byte products, in 10^12 operations per second
     #   first_load_s     time of the first load
     #   load_s           time of the second load, when the file is already in the page cache
     #   fingerprint      hash of the model's output, equal on any machine for this file and cache format

@@ -65,7 +65,7 @@ class Divergence:
 def perplexity(
     engine: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Perplexity:
-    """Measure perplexity. Raises InvalidRequestError for a text shorter than two windows or an invalid window."""
+    """Measure perplexity. Raises InvalidRequestError for an invalid window, or a text shorter than two windows."""
     windows = _windows(engine, text, window)
     scored = []
     for number, ids in enumerate(windows):

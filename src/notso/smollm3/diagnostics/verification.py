@@ -66,7 +66,7 @@ SCALE_CHUNK_BYTES = 16 << 20
 
 # Activations are rounded to 8 bits, with an error of up to max|x| / 254 in each of a block's 256 values. With normally
 # distributed inputs, the relative error is 0.0020 for rows of 256 values and 0.0007 for rows of 2,048 values. Faults
-# such as swapped nibbles or scales cause errors of 0.02 and more.
+# such as swapped nibbles or scales cause errors of 0.02 or more.
 QUANTIZED_TOLERANCE = 0.003
 # The measured error of float32 sums is 3e-8.
 FLOAT_TOLERANCE = 1e-6

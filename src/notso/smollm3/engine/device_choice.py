@@ -23,7 +23,7 @@ _excluded: dict[str, str] = {}  # devices that failed in this process and are no
 
 
 def run_on_selected_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
-    """Call `use(backend, note)` with the selected device and return its result.
+    """Call `use(backend, note)` with the selected device and return the result.
 
     The CPU replaces a GPU that failed earlier in this process. With "auto", it also replaces a GPU that raises
     DeviceError or OutOfMemoryError. `note` is the replaced GPU's error, or "". Raises KernelChoiceError, DeviceError,

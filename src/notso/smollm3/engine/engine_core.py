@@ -107,7 +107,7 @@ RATE_WINDOW_S = 10.0
 
 
 class TokenRate:
-    """Mean of tokens per second over about the last RATE_WINDOW_S seconds of work."""
+    """Mean number of tokens per second over about the last RATE_WINDOW_S seconds of work."""
 
     # Older work counts less and less, so that neither a short step nor a change in load makes the rate jump.
     def __init__(self) -> None:
@@ -513,7 +513,7 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # not measured: a step of fewer rows takes as long as a full tile
+            return  # not measured: a step smaller than a tile takes as long as one of a full tile
         mean = self.prompt_s_per_token
         self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._prefill_rate.observe(plan.rows, seconds)

@@ -180,7 +180,7 @@ class InputProcessor:
         goes_on = started is not None or options.is_plain
         prompt = Prompt(ids, goes_on, started=started or "", may_think=not goes_on and self._prompts.may_think(ids))
         request = self.write(ids, receipt_params(receipt), options, NO_SALT, adapter, rendered=prompt)
-        # The limit determines where grammars end answers and reasoning, so this engine's context must not reduce it.
+        # The token limit affects where grammars end answers and reasoning, so this engine's context must not reduce it.
         request.max_tokens = receipt_limit(receipt)
         verifier = ReceiptVerifier(request, answer, receipt["answer"]["finish_reason"])
         scoring_options = RequestOptions(prompt_only=True, is_plain=True, priority="background")

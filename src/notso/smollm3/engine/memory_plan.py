@@ -37,8 +37,8 @@ DEFAULT_SEQUENCES = 16
 # Usual size, in tokens, of the cache that all sequences share: room for four chats of the default context.
 SHARED_TOKENS = 32_768
 
-# Windows (additional k8v8 blocks, see block_pool) per sequence for low-bit formats: for its first, current and next
-# block.
+# Windows (additional k8v8 blocks, see block_pool) that a sequence needs with low-bit formats: for its first, current
+# and next block.
 WINDOW_BLOCKS = 3
 
 # Additional windows, for the blocks to which a step writes prompt tokens.
@@ -99,8 +99,8 @@ def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
     """Return the maximum number of rows of a step."""
-    # Beyond the trained length, memory is scarce. Smaller steps need less of it and are hardly slower, because
-    # attention takes most of the time.
+    # With contexts beyond the trained length, memory is scarce. Smaller steps need less of it and are hardly slower,
+    # because attention takes most of the time.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
@@ -159,7 +159,7 @@ def plan_engine(
 
 
 def largest_context(config: SmolLM3Config, weights_bytes: int, kv_format: KVFormat, limit: MemoryLimit) -> int:
-    """Return the longest fitting context of one sequence: the model's maximum, a multiple of 1,024 tokens, or 0."""
+    """Return the longest context that fits, for one sequence: the model's maximum, a multiple of 1,024 tokens, or 0."""
     return _Planner(config, weights_bytes, limit).largest_context(kv_format, 1)
 
 

@@ -1,9 +1,9 @@
 """Idle-time prefill of the expected beginning of a conversation's next prompt.
 
 The next prompt repeats the answer without its reasoning, so the tokens of the answer have new positions and must be
-computed again. After the answer, the template writes the end of its turn and the start of the user's turn. All of these
-tokens are known when the answer ends, so the engine prefills them while it is idle. The resulting blocks are ordinary
-blocks of the block pool; if the next prompt is different, only idle time is wasted.
+computed again. After the answer, the template ends the assistant's turn and starts the user's turn. All of these tokens
+are known when the answer ends, so the engine prefills them while it is idle. The resulting blocks are ordinary blocks
+of the block pool; if the next prompt is different, only idle time is wasted.
 
 Drafts (messages not sent yet) are also prefilled, with the tokens that the template adds after them. If a draft is sent
 unchanged, only one token remains to be computed. If the user adds text before sending, only the new text and a few

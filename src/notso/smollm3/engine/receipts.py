@@ -30,7 +30,7 @@ from notso.text_file import open_regular
 
 VERSION = 1
 READ_BYTES = 4 << 20
-# Entries that receipts written by earlier releases lack.
+# Entries that receipts of earlier releases do not have.
 OPTIONAL_FACTS = ("rope_scaling",)
 _OMITTED_IF_SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", "sources")
 
@@ -59,8 +59,8 @@ class ModelDigest:
 
 
 def build_receipt(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of an answer. `request` must have replayed it. `facts`: model, adapter, template, KV
-    format and RoPE scaling."""
+    """Return the open receipt of the answer that `request` replayed. `facts`: model, adapter, template, KV format and
+    RoPE scaling."""
     params, defaults = request.sampler.params, SamplingParams()
     sampling = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in sampling.items() if value != getattr(defaults, name)}
@@ -151,7 +151,7 @@ def open_receipt(receipt: Any, transcript: Any = None) -> dict[str, Any]:
 
 
 def require_facts(receipt: Mapping[str, Any], facts: Mapping[str, Any], trained_tokens: int) -> None:
-    """Raise InvalidRequestError unless the receipt has these `facts` and the current numerical code."""
+    """Raise InvalidRequestError unless the receipt records these `facts` and this version of the numerical code."""
     for name, current in facts.items():
         if _is_left_out(receipt, name) or (name == "adapter" and current is None):
             continue

@@ -63,7 +63,7 @@ def stream_following_redirects(
     timeout: float,
     leave_origin: bool = True,
 ) -> Iterator[httpx2.Response]:
-    """Yield the final response of `url`, with its body unread, after following validated redirects.
+    """Yield the final response for `url`, with its body unread, after following validated redirects.
 
     leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden URL
     or too many redirects, and httpx2.HTTPError.

@@ -135,7 +135,7 @@ Verified = Literal["yes", "no", "wrong size", "built in"]
 Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
-DEMO_QUANTIZATION = "Q4_K_M"  # a constant, because the file name does not contain it and reading the file is slow
+DEMO_QUANTIZATION = "Q4_K_M"  # a constant, because the file name does not contain it, and reading the file is slow
 _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
@@ -239,7 +239,7 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of a file's blob, which is named by hash."""
+    """Return the path of a file's blob, whose name is its hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 

@@ -73,7 +73,7 @@ class BlockName:
 
     @classmethod
     def parse(cls, text: str) -> BlockName:
-        """Parse a name that `str` formatted. Raises ValueError."""
+        """Parse a name formatted with `str`. Raises ValueError."""
         match = re.fullmatch(cls.PATTERN + re.escape(cls.SUFFIX), text)
         if match is None:
             raise ValueError(f"{text!r} is not the name of a block")

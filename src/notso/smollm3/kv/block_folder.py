@@ -203,7 +203,7 @@ class BlockFolder:
         self._has_changed = False
 
     def version_of(self, name: BlockName) -> bytes | None:
-        """Return a block's cache version, or None if it is unusable."""
+        """Return a block's cache version, or None for an unusable block."""
         return self._versions.get(name.model)
 
     def adopt(self, cache_versions: Iterable[bytes]) -> None:

@@ -35,7 +35,7 @@ MAX_ENTRIES = 64
 FINE_FORMATS = ("F32", "F16", "BF16", "Q8_0")
 
 _log = logging.getLogger(__name__)
-_writing = threading.Lock()  # several engines of one process can share the folder
+_writing = threading.Lock()  # several engines in one process can share the folder
 
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
@@ -119,7 +119,7 @@ class KVCache:
         self.blocks = blocks or tiles
         layers, heads, dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
         self.pools = backend.key_value_pools(layers, self.blocks, heads, dim, kv_format, large_pages=large_pages)
-        # A small cache is fast enough without large pages and idle-time touching.
+        # A small cache is fast enough without large pages or idle-time touching.
         self._touches_while_idle = large_pages
         # Without a block pool, the only sequence uses the blocks in ascending order.
         is_in_order = blocks is None and max_num_seqs == 1

@@ -34,7 +34,7 @@ READ_BYTES = 4 << 20
 BUSY_S = 0.05  # seconds between checks whether a busy engine is idle again
 
 _log = logging.getLogger(__name__)
-_writing = threading.Lock()  # several engines of one process can share the folder
+_writing = threading.Lock()  # several engines in one process can share the folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ DIGEST_BYTES = 32
 
 
 def stat_fingerprint(status: os.stat_result) -> tuple[int, ...]:
-    """Return values that change if a file is written to, replaced or copied."""
+    """Return numbers that change if a file is written to, replaced or copied."""
     # The modification time can be set to any value, but the time of the last status change cannot.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

@@ -25,7 +25,7 @@ from notso.system.processors import usable_processors
 
 TAG = b"chats"  # tag in file names; clearing the cache removes only files with this tag
 
-SHUTDOWN_WRITE_S = 3.0  # seconds for pending writes at shutdown
+SHUTDOWN_WRITE_S = 3.0  # seconds that pending writes may take at shutdown
 
 AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a disk can read concurrently
 
@@ -301,7 +301,7 @@ class KVOffload:
 
 
 class PinnedReadings:
-    """Pinned readings of all models on disk. `windows` is None if the KV format has none."""
+    """Pinned readings on disk, of all models. `windows` is None if the KV format has none."""
 
     def __init__(
         self, folder: Path, cache_version: bytes, block_bytes: int, window_bytes: int, budget_bytes: int

@@ -281,11 +281,11 @@ def _has_one_meaning(pattern: str, *in_peft: str) -> bool:
     # possessive quantifiers. Non-ASCII ranges would take long to compile.
     if len(pattern) > MAX_PATTERN_CHARACTERS or not pattern.isascii() or _FOREIGN.search(pattern):
         return False
-    plain = re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern))  # without escapes and sets
+    plain = re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern))  # without escapes or sets
     if re.search(r"[*+?}]\+|\(\?[a-zA-Z-]*x|\{[0-9,]*\s", plain):
         return False
     try:
-        # The pattern must be valid by itself: `a)|(b` is valid only within the parentheses that are added to it.
+        # The pattern must be valid by itself: `a)|(b` is valid only within the parentheses that are added around it.
         return all(map(re.compile, (pattern, *in_peft)))
     except (re.error, ValueError, OverflowError, RecursionError):  # ValueError: flags that contradict each other
         return False
@@ -308,7 +308,8 @@ def _is_number(value: Any) -> bool:
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 DIGEST_BYTES = 16
-# Ranks are zero-padded to a multiple of the vector width, because a separate loop for the remainder would take longer.
+# A and B are zero-padded to a rank that is a multiple of the vector width, because a separate loop for the remainder
+# would take longer.
 RANK_STEP = 16
 
 _GGUF_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.weight\.lora_([ab])", re.ASCII)

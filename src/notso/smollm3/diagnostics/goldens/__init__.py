@@ -5,7 +5,7 @@ other models have the same form: JSON with `name`, `source`, `shape` (layers, hi
 case has either `ids` or `text` (without control tokens), and any of:
 
     means: the mean logit of each position
-    logits: list of runs: at `position`, the `values` of consecutive tokens, beginning with `first`
+    logits: list of runs: the logits (`values`) of consecutive token ids from `first` on, at `position`
     continuation: ids or text that greedy decoding produces next
 """
 

@@ -92,7 +92,7 @@ class PeerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # `close` flushes the stream, which fails if a task is unread
+                with contextlib.suppress(OSError):  # `close` fails if the buffer still contains a task
                     stream.close()
 
     def __enter__(self) -> PeerProcess:
