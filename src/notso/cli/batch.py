@@ -175,7 +175,7 @@ class BatchWorker:
 
 
 class _WorkerBatch:
-    # Source and sink of the BatchRun of one Ray task.
+    # Source and sink for the BatchRun of one Ray task.
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
         self.ids = {line.id for line in lines}
@@ -198,7 +198,7 @@ def answer_on_cluster(
     engine_options: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Run on a Ray cluster until all lines are answered or Ctrl-C is pressed. Raises ClusterError or EngineError."""
+    """Answer on a Ray cluster until all lines are answered or Ctrl-C is pressed. Raises ClusterError or EngineError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
     from notso.smollm3.errors import EngineError

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from notso.web.api.shared.completion import Completion
     from notso.web.edge.errors import ApiError
 
-# OUT may be the wrong file, so at most this much of a line is read before the beginning of the line is checked.
+# OUT may be the wrong file, so at most this much of a line is read before its beginning is checked.
 MAX_BYTES_AT_ONCE = 64 << 20
 _ID_DIGITS = 24
 

@@ -1,4 +1,4 @@
-"""`notso bench`: speed, load time, memory use and the machine's read bandwidth."""
+"""`notso bench`: speed, load time, memory use and memory read bandwidth."""
 
 from __future__ import annotations
 

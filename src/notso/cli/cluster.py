@@ -147,7 +147,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
     control = ray_control()
     stop_requested = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Signals are handled here, so that replicas complete running requests before Ray is stopped. If SIGHUP is
+        # Signals are handled here, so that replicas finish the requests in progress before Ray is stopped. If SIGHUP is
         # ignored, as under nohup, it stays ignored.
         if each != signal.SIGHUP or signal.getsignal(each) is signal.SIG_DFL:
             signal.signal(each, lambda number, frame: stop_requested.set())

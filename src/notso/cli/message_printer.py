@@ -32,7 +32,7 @@ class PrintedMessage:
     closed_at: list[int] = field(default_factory=list)  # indices in `ids` at which the engine ended the reasoning
 
 
-# Without colors, these lines enclose thinking, which is dimmed otherwise.
+# Without colors, these lines enclose the thinking; with colors, it is dimmed instead.
 _THINKING, _END_OF_THINKING = "[thinking]", "[end of thinking]"
 
 

@@ -1,3 +1,3 @@
-"""Replicas of the server on several machines, run by Ray Serve, and batches on several machines, run by Ray Data."""
+"""On several machines: replicas of the server, run by Ray Serve, and batches, run by Ray Data."""
 
 # Ray is an optional dependency. Only `batch_pool`, `control` and `replica` import it.

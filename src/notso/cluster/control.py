@@ -44,7 +44,7 @@ def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
         else:
             os.umask(0o077)  # protects the file in which Ray stores its authentication token
             # Ray's processes inherit the blocked signal: closing the terminal must not kill them before the replicas
-            # have completed running requests.
+            # have finished the requests in progress.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             try:
                 ray.init(

@@ -137,7 +137,7 @@ def new_cookie() -> bytes:
 
 
 class AffinityMiddleware:
-    # ASGI layer of Serve's proxy that adds a session id to requests without one.
+    # ASGI layer in Serve's proxy. It adds a session id to requests without one.
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

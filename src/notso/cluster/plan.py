@@ -13,8 +13,8 @@ APPLICATION, DEPLOYMENT = "notso", "replica"
 NEEDS_SHARED_STORES = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
 # Seconds within which a stopping replica must finish its answers and the pages' event streams.
 GRACE_SECONDS = 120.0
-# Maximum per replica, including the pages' event streams. It is high, because the server itself limits the requests
-# that wait for the engine.
+# Maximum number of open requests per replica, including the pages' event streams. It is high, because the server
+# itself limits the requests that wait for the engine.
 OPEN_REQUESTS = 1000
 # Environment variables with which Ray must be started on each machine.
 ENVIRONMENT = {

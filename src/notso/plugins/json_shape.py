@@ -41,8 +41,8 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         if (len(window) - len(window.rstrip(b"\\"))) % 2:
             window = body[at : at + WINDOW_BYTES + 1]  # the window ended between a backslash and the escaped character
         at += len(window)
-        # Once `\\` and `\"` are removed, every quotation mark begins or ends a string, so the parts alternate between
-        # text outside and inside of strings.
+        # Once `\\` and `\"` are removed, every quotation mark begins or ends a string, so the parts are alternately
+        # outside and inside strings.
         parts = window.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         scaffold = b"".join(parts[is_text::2])
         is_text ^= len(parts) % 2 == 0

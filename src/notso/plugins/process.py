@@ -65,7 +65,7 @@ class PluginProcess:
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
         self.left_out: list[str] = []
-        """A message about each invalid part of the plugin's offer (the description of what it provides)."""
+        """Messages about invalid parts of the plugin's offer (see offers.py)."""
         self._lock = threading.Lock()  # guards state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
@@ -396,7 +396,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def entries(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the entries of a kind with their plugins. Except for pages, skip entries that repeat a name."""
+        """Yield each entry of a kind and its plugin. Skip entries that repeat a name, unless they are pages."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def encode_packet(packet: Any, max_bytes: int = MAX_CALL_BYTES) -> bytes:
-    """Serialize a packet. Raises ValueError if it is not JSON, or too large or nested."""
+    """Serialize a packet. Raises ValueError if it is too large, nested too deeply, or not JSON."""
     try:
         body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
     except (TypeError, RecursionError) as error:

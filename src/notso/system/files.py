@@ -18,7 +18,7 @@ LONGEST_READ_AHEAD = (1 << 31) - 1  # in bytes; macOS stores the length in a C i
 
 
 def file_type(path: Path) -> int:
-    """Return a path's type, such as stat.S_IFDIR, or 0 if there is none. Raises OSError."""
+    """Return a path's type, such as stat.S_IFDIR, or 0 if it does not exist. Raises OSError."""
     # Since Python 3.14, Path.exists, is_dir and is_file return False even if, for example, permission was denied.
     try:
         return stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - tests replace os.stat

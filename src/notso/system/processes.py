@@ -1,4 +1,4 @@
-"""Limits, priorities and termination of processes, limits of connections, and detection of public addresses."""
+"""Limits, priorities and termination of processes, limits on connections, and detection of public addresses."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 QUOTE_BYTES = 1024
-"""Maximum bytes of a quotation, and the depth to which places are sorted."""
+"""Maximum length of a quotation, and of the text by which places are sorted, in bytes."""
 MAX_WORD = 64
 """Maximum number of characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64

@@ -1,4 +1,4 @@
-"""Strings of structured output that quote a source: `{"type": "string", "x-quote-of": NAME}`.
+"""Strings in structured output that quote a source: `{"type": "string", "x-quote-of": NAME}`.
 
 Such a string is a passage of the source with this name, from the start of a word to the end of a word or a punctuation
 mark, written with JSON's escapes. It may be null if the type allows it, and empty if the schema has `"default": ""` or

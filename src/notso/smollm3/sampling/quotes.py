@@ -58,10 +58,10 @@ LAST_TOKENS = 8
 CHARACTERS_INDEXED_HERE = 1_000_000
 """Maximum length of a text that this process indexes; longer texts are indexed in a child process."""
 CHARACTERS_FILED = 50_000
-"""The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
-named prompt prefix (see block_pool)."""
+"""The index of a text of at least this length is stored in a file if the text is part of a pinned reading (a named
+prompt prefix, see block_pool)."""
 CACHED_BYTES = 8_000_000
-"""Maximum total bytes of the indexed texts kept in memory for later requests. The latest text is always kept."""
+"""Maximum total size of the indexed texts kept in memory for later requests. The latest text is always kept."""
 
 Ids = npt.NDArray[np.intp]
 Ints = npt.NDArray[np.int32]

@@ -12,8 +12,8 @@ ranks matter: the ranks of the drawn token and of the last token of the nucleus 
 Candidates of nearly equal weight share a bucket. The sums of the buckets locate these ranks, and only the buckets that
 contain them are sorted.
 
-DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and more so in longer repetitions. If at
-least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition: the longer it is, the larger the penalty.
+If at least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is
 penalized. Repetitions end at sequence breakers, and a token that contains a breaker is never penalized.
 """
 
@@ -148,7 +148,7 @@ def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
 
 
 CACHED_SETS = 64  # cached sets of breakers; finding the tokens of a set takes milliseconds
-MAX_TAIL_TOKENS = 20  # maximum tokens after the first in a breaker's sequence
+MAX_TAIL_TOKENS = 20  # maximum number of tokens after the first in a breaker's sequence
 
 
 class SequenceBreakers:
@@ -257,7 +257,8 @@ def ranked(ids: Indices, weights: Floats) -> Indices:
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
 
 
-# Lower temperatures are greedy, because dividing by them would leave only the likeliest token, or overflow.
+# Below this temperature, sampling is greedy, because dividing by such small numbers would leave only the likeliest
+# token, or overflow.
 GREEDY_TEMPERATURE = 1e-5
 
 # Fractions of the likeliest token's probability. The candidates are the tokens above the first floor that leaves enough
@@ -477,7 +478,7 @@ def _finite_argmax(logits: Floats) -> int:
 def _index_at(sums: Doubles, uniform: float) -> int:
     # `sums` are cumulative weights, `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # If the product rounds up to the last sum, the last token with weight is chosen.
+    # If the product rounds up to the last sum, the last token with a nonzero weight is chosen.
     return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
 
 

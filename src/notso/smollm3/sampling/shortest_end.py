@@ -21,8 +21,8 @@ FEW_OTHERS = 3
 """Where a value can end, up to this many continuations are tried in addition to ending it."""
 
 USUAL_NUMBER = 16
-"""Usual maximum bytes of a number or literal outside strings. Each further byte counts as a detour: a step that rarely
-leads to a short ending. Continuations with few detours are examined first."""
+"""Usual maximum length of a number or literal outside strings, in bytes. Each further byte counts as a detour: a step
+that rarely leads to a short ending. Continuations with few detours are examined first."""
 
 LAST_BYTES = 2
 """A text is not continued if an earlier one in the same state (`key` in `_successors`) costs no more. Right after

@@ -213,8 +213,8 @@ class StructuredCalls(StructuredOutput):
     constrains_tool_calls = True
 
     # A call starts with the token of its opening tag; tokens that would complete the tag as ordinary text are masked.
-    # started: beginning of the answer in the prompt. If it ends with an unfinished call that violates the grammar,
-    # InvalidRequestError is raised if is_strict; otherwise, this call is not constrained.
+    # started: beginning of the answer in the prompt. An unfinished call at its end that violates the grammar causes
+    # InvalidRequestError if is_strict is set, and is not constrained otherwise.
     def __init__(
         self,
         tokenizer: Tokenizer,

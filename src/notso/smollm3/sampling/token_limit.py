@@ -35,7 +35,7 @@ MAX_STRINGS = 16
 FORMAT_TOKENS = 40
 MAX_DEPTH = 100  # depth of nested schemas and references; each level takes up to five interpreter frames
 FREE_JUMP = 16
-"""Estimated number of containers that one token opens in JSON without a schema."""
+"""Estimated number of containers that one token can open in JSON without a schema."""
 
 _OBJECT = frozenset(("properties", "required", "additionalProperties", "patternProperties", "minProperties"))
 _ARRAY = frozenset(("items", "prefixItems", "minItems"))
@@ -78,8 +78,7 @@ class GrammarExtent:
         return [*(text for text in texts if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens will remain at the next search. Now, `left` remain, and the end takes `distance` of
-        them."""
+        """Return how many tokens will remain at the next search. Now, `left` remain, and an ending takes `distance`."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -252,7 +251,7 @@ class _SchemaExtents:
 
 
 FIRST_STEPS, STEPS = 3_000, 400
-"""Maximum steps of a search while no ending is known, and of a search for an ending after a sampled token."""
+"""Maximum number of steps in a search while no ending is known, and in a search after a sampled token."""
 
 MAX_STEPS = 20_000
 """Maximum number of search steps per answer. An answer that needs more may be cut off at the token limit."""
@@ -307,7 +306,7 @@ class TokenLimit:
 
     @property
     def least_estimate(self) -> float:
-        """Estimated tokens in a short answer; errs on the high side."""
+        """Estimated length of a short answer in tokens; errs on the high side."""
         return self._extent.extent.least
 
     def exclude_calls(self) -> None:
@@ -430,7 +429,7 @@ class TokenLimit:
 
 
 MAX_DIGITS = 20
-"""Maximum digits of a number, as in the largest 64-bit integer. Stops a model from repeating digits forever."""
+"""Maximum length of a number in digits: that of the largest 64-bit integer. Prevents endless numbers."""
 
 _NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")

@@ -156,7 +156,7 @@ class BlockPool:
         return children.get(tuple(tokens)) if children else None
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the block after `parent_hash` that shares the most leading tokens, and their number, or (-1, 0)."""
+        """Return the block after `parent_hash` that begins with the most of `tokens`, and how many, or (-1, 0)."""
         # With windows, only a block's window can be used in part, not the block itself.
         best, most = -1, 0
         for candidate, block in self._children.get(parent_hash, {}).items():

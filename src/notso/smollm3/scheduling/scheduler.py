@@ -25,7 +25,7 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# A waiting sequence precedes all others after more than this many later arrivals were admitted before it. An arrival
+# A waiting sequence precedes all others once more than this many later arrivals were admitted before it. An arrival
 # counts only if its owner had at least as many running sequences as the owner of the waiting sequence.
 MAX_STARVATION = 16
 

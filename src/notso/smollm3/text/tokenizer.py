@@ -79,8 +79,8 @@ class SpecialTexts:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
-# Prompts over the token limit are encoded completely up to this multiple of the limit, so that the error can state
-# their exact length.
+# Prompts of up to this multiple of the token limit are encoded completely, so that the error can state their exact
+# length.
 COUNTED_TIMES = 4
 BATCH_CHARACTERS = 1 << 18
 LONG_CHARACTERS = 4 * BATCH_CHARACTERS

@@ -143,7 +143,7 @@ class TokenizerPipeline:
         return canonical, self.ignore_merges
 
 
-# Supported values of `tokenizer.ggml.pre` in files of other programs. Both names denote Llama 3's expression.
+# Supported values of `tokenizer.ggml.pre` in files from other programs. Both names denote Llama 3's expression.
 PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}

@@ -23,7 +23,7 @@ from notso.smollm3.tuning.training_rows import TrainingRow
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Hyperparameters for LoRA on all matrices with AdamW. Raises InvalidRequestError."""
+    """Hyperparameters of LoRA training with AdamW, on all matrices. Raises InvalidRequestError."""
 
     # The adapter adds (alpha / rank) * B @ A to each matrix.
     rank: int = 16

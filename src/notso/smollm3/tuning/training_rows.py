@@ -207,7 +207,7 @@ def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
     pieces = [piece for piece in (*parser.push(text), *parser.finish()) if not isinstance(piece, str) or piece.strip()]
     words = [piece for piece in pieces if isinstance(piece, str)]
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-    if [*words, *calls] != pieces:  # calls followed by text are examples, and remain text
+    if [*words, *calls] != pieces:  # calls followed by text are treated as examples and not parsed
         return text, thoughts, []
     return "".join(words), thoughts, calls
 

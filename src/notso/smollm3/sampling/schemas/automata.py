@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 MAX_STATES, MAX_STEPS = 400, 40_000
-"""Maximum states of an automaton that is converted to an expression, and maximum steps to build it."""
+"""Maximum number of states of an automaton that is converted to an expression, and of steps to build it."""
 
 MAX_SEARCHED, MAX_SEARCH_STEPS = 3_000, 40_000
 """The same limits for an automaton that is only searched for a short text."""
@@ -28,7 +28,7 @@ MAX_WORK = 50
 MAX_DEPTH = 150  # depth of nested positions and formulas; each level takes two or three interpreter frames
 
 MAX_NODES = 4_000
-"""Maximum nodes of a pattern."""
+"""Maximum number of nodes in a pattern."""
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF

@@ -36,8 +36,8 @@ MAX_INTERSECTED = 10
 not limited."""
 
 MAX_OPTIONAL = 240
-"""Maximum consecutive optional properties of an object. At each position of an answer, the library is limited to 1,000
-alternatives (MAX_ROW_ITEMS in grammar.py), and each such property takes four."""
+"""Maximum number of consecutive optional properties of an object. At each position of an answer, the library is limited
+to 1,000 alternatives (MAX_ROW_ITEMS in grammar.py), and each such property takes four."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
 """Up to CACHED_SCHEMAS schemas of up to CACHED_CHARACTERS characters are cached, because clients repeat them. Longer

@@ -322,7 +322,7 @@ class _Reader:
 
     @property
     def whole_search_node(self) -> Node:
-        """Like `search_node`, but up to the end of the text, for lookaheads."""
+        """Like `search_node`, but its matches extend to the end of the text; for lookaheads."""
         return Sequence((self.search_node, Assertion("$")))
 
     def _check_whole(self) -> None:

@@ -148,7 +148,7 @@ def _resolve_pointer(document: Any, pointer: str) -> Any:
 
 
 MAX_ARRANGEMENTS = 130
-"""Maximum number of alternative arrays that `uniqueItems` is rewritten as."""
+"""Maximum number of alternative arrays that replace `uniqueItems`."""
 
 CONTAINED_WITHIN = 4
 """Number of leading items of which at least one must match `contains`."""
@@ -498,7 +498,7 @@ class SchemaRewriter:
         return True if pattern is None else {"patternProperties": {pattern: True}, "additionalProperties": False}
 
     def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
-        # Returns the allowed names as a list or a pattern; both are None if all names are allowed.
+        # Returns a list of the allowed names, or a pattern for them. Both are None if all names are allowed.
         target = self._follow_references(names)
         constraints = {key: value for key, value in target.items() if key != "type"}
         if "string" not in target.get("type", "string"):
@@ -546,7 +546,7 @@ class SchemaRewriter:
         return any_of(all_of(each) for each in closed)
 
     def _limited_cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
-        # The number is checked at each level of nesting, before the enclosing level is computed.
+        # The number of cases is checked at each level of nesting, before the enclosing level is computed.
         cases = list(itertools.islice(found, MAX_OPTIONS + 1))
         if len(cases) > MAX_OPTIONS:
             raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")

@@ -34,7 +34,7 @@ VALUES = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     )
 )
-"""Keywords without subschemas that the library supports."""
+"""Supported keywords without subschemas."""
 
 REWRITTEN = frozenset(
     (
@@ -42,7 +42,7 @@ REWRITTEN = frozenset(
         *("contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems"),
     )
 )
-"""Keywords that are rewritten with the library's keywords if possible."""
+"""Keywords that are rewritten as supported keywords if possible."""
 
 SILENT = frozenset(("then", "else", "minContains", "maxContains", "additionalItems"))
 """Keywords that only modify other keywords."""
@@ -99,7 +99,7 @@ LARGEST_BOUND = 2**63 - 1024
 bounds beyond them. Exceptions: upper bounds of integers, and bounds next to `enum` or `const`."""
 
 SMALLEST_BOUND = "1e-18"
-"""Replaces an exclusive bound of 0. Its digits are within the limit of MAX_DIGITS (token_limit.py)."""
+"""Replaces an exclusive bound of 0. It has no more than MAX_DIGITS digits (see token_limit.py)."""
 
 
 def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
