@@ -93,7 +93,7 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
 
 
 def error_sentence(error: HTTPError) -> str:
-    """Return the reason that a server sent with an error, or else the status."""
+    """Return the message of a server's error response, or else its status."""
     with error, contextlib.suppress(Exception):  # whatever the body is, the status is reported
         body, kind = error.read(MAX_ERROR_BYTES).decode(), error.headers.get_content_type()
         if kind == "application/json":

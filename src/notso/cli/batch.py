@@ -94,7 +94,7 @@ def batch(
         chosen: dict[str, Any] = {"context_tokens": context, "threads": threads, "kv": kv, "device": device}
         if not ray:
             load = partial(engines.open_engine, model, **chosen, fetch=fetch)
-            # A batch that is already complete needs no engine. Later loads are silent, because their messages would
+            # A batch that is already complete needs no engine. Reloads are silent, because their messages would
             # disturb the progress bar.
             engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:

@@ -23,7 +23,7 @@ MAX_CALL_TOKENS = 1_000
 
 
 class FieldMask(Protocol):
-    """Constraint on strings of JSON output, in addition to the grammar."""
+    """Constraint on strings in JSON output, in addition to the grammar."""
 
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
         """Return the mask (V,) `allowed` without the tokens that this constraint forbids."""

@@ -38,7 +38,7 @@ class StepLatency:
     def __init__(self) -> None:
         self._weight = [0.0] * (MAX_SAMPLED + 1)
         self._seconds = [0.0] * (MAX_SAMPLED + 1)
-        self._unit = 0.0  # average of a step's seconds divided by its planned cost
+        self._unit = 0.0  # average ratio of a step's seconds to its planned cost
         self._units = 0.0  # number of timings in this average, capped
 
     def observe(self, rows: int, seconds: float) -> None:

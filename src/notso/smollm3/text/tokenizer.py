@@ -114,9 +114,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build a tokenizer from metadata and, if present, the `tokenizer.json` next to `path`, with the same tokens.
+        """Build a tokenizer from metadata and, if present, the `tokenizer.json` next to `path`.
 
-        Raises ModelFileError.
+        Raises ModelFileError, for example if their tokens differ.
         """
         kind = metadata.get("tokenizer.ggml.model")
         if kind != "gpt2":
