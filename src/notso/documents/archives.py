@@ -171,7 +171,7 @@ def check_xml(pieces: Iterator[bytes]) -> None:
 
 
 def outside(events: Iterable[XMLEvent], is_omitted: Callable[[XMLEvent], bool]) -> Iterator[XMLEvent]:
-    """Yield the events, without the elements whose start tags satisfy `is_omitted`."""
+    """Yield the events outside the elements whose start tags satisfy `is_omitted`."""
     depth = 0
     for event in events:
         step = _STEPS[event.kind]

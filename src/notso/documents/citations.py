@@ -95,17 +95,17 @@ def find_claims(answer: str) -> Iterator[QuotedSpan]:
 
 
 def fold_text(text: str) -> str:
-    """Return a text in lower case, without hyphens or whitespace, and with uniform quotation marks."""
+    """Return `text` in lower case, without hyphens or whitespace, and with uniform quotation marks."""
     return _BLANKS.sub("", text.translate(_FOLDED)).casefold()
 
 
 def matches_when_folded(text: str, start: int, end: int, words: str) -> bool:
-    """Return whether characters `start` to `end` of a text equal these words after folding."""
+    """Return whether characters `start` to `end` of `text` equal `words` after folding."""
     return 0 <= start < end <= len(text) and fold_text(text[start:end]) == fold_text(words) != ""
 
 
 def locate_quote(text: str, words: str) -> tuple[int, int] | None:
-    """Return the start and end of `words` in a text, or None. Slow for long texts."""
+    """Return the start and end of `words` in `text`, or None. Slow for long texts."""
     # Searches for the exact words first, then for the folded ones.
     words = words.strip()
     if not fold_text(words) or len(words) > MAX_QUOTE_CHARACTERS:

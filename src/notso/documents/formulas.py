@@ -15,7 +15,7 @@ from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 500
 SLASHES = ("/", "\u2044")
-MAX_RAISED = 12  # longer texts are small print
+MAX_RAISED = 12  # longer ones are small print, not superscripts
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
@@ -26,7 +26,7 @@ _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064")
 _TEX = ("application/x-tex", "TeX", "LaTeX")
 
 MAX_LEVEL = 8  # maximum level of lists; the outermost level is 0
-MAX_LABEL = 100  # maximum characters of a label
+MAX_LABEL = 100  # maximum length of a label
 # Other names of number formats, in HTML, style sheets and Office Open XML.
 _FORMATS = {
     **dict.fromkeys(("lower-alpha", "lower-latin"), "a"),
@@ -281,7 +281,7 @@ def _linear(element: _Element) -> str:
 
 
 def formulas_as_text(events: Iterable[XMLEvent]) -> Iterator[XMLEvent]:
-    # Replaces each formula in Office Math by one text.
+    # Replaces each formula in Office Math with one text element.
     formula, depth, in_text = Formula(), 0, False
     for event in events:
         step = {"start": 1, "text": 0, "end": -1}[event.kind]

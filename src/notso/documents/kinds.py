@@ -47,9 +47,9 @@ def detect_container(head: bytes, extension: str) -> Container:
         return "ole"
     for what, starts in _UNREADABLE_STARTS.items():
         start = next(filter(head.startswith, starts), None)
-        if start is not None and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
+        if start is not None and (not start.isascii() or _BINARY.search(head)):  # text may begin with "MZ", too
             raise UnreadableError(f"is {what}, which cannot be read", "document_not_text")
-    # PDF readers accept other bytes before "%PDF-". Here, only a file named .pdf may begin with other bytes, because a
+    # PDF readers accept other bytes before "%PDF-". Here, only a file named .pdf may begin with other bytes, because
     # text may mention "%PDF-".
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 

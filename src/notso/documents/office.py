@@ -40,7 +40,7 @@ _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
     *("header-decl", "footer-decl", "date-time-decl"),
 }
-_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))  # hiding elements, and their `display`
+_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))  # elements, and a `display` that hides text
 
 
 @dataclass
@@ -260,7 +260,7 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
 
 
 def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the slides or sheets of an OpenDocument file, or the pages of a text, split as in `read_docx`."""
+    """Yield the slides or sheets of an OpenDocument file, or the pages of a text document, split as in `read_docx`."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     styles = _ODFStyles()
@@ -282,7 +282,7 @@ def _is_before_body(event: XMLEvent) -> bool:
 
 
 class _ODFReader(PageReader):
-    # Reads the pages of a text, the slides of a presentation, or the sheets of a spreadsheet.
+    # Reads the pages of a text document, the slides of a presentation, or the sheets of a spreadsheet.
     reads = Tags()
 
     def __init__(self, styles: _ODFStyles, events: Iterator[XMLEvent], archive: Archive | None = None) -> None:
@@ -656,7 +656,7 @@ def _odf_level(event: XMLEvent) -> ListLevel:
 
 
 class _ODFNumbers:
-    # The numbers of the lists and headings of a text.
+    # The numbers of the lists and headings of a text document.
     def __init__(self, styles: _ODFStyles) -> None:
         self._styles = styles
         self._outline = ListNumbers()

@@ -64,7 +64,7 @@ _PAGE_NUMBER = struct.Struct(">I")
 
 
 def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None]) -> Iterator[str]:
-    """Yield the text of each page, without repeated headers and footers. Raises UnreadableError."""
+    """Yield the text of each page, without repeated headers or footers. Raises UnreadableError."""
     import pypdfium2
 
     file.seek(0)

@@ -72,14 +72,14 @@ _QUOTED_PRINTABLE = re.compile(
 )
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
-MANY_MORE_WORDS = 2  # an HTML alternative is preferred if it has more than this many times as many words
+MANY_MORE_WORDS = 2  # an HTML alternative is preferred if it has more than this many times the words of the other one
 _WORD = re.compile(r"\w+")
 
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
 _GUESS_SAMPLE = 1 << 15
 MIN_SCORE = 0.55
 MAX_LETTER_SCORE = 0.8  # approximately the highest `_letter_score` of real text
-MIN_MISPLACED = 2  # different signs within words suggest another encoding; a single one may be a separator
+MIN_MISPLACED = 2  # two different signs within words suggest another encoding; one may be a separator
 MIN_FREQUENT = 0.85
 MIN_KANA = 0.15
 _FOREIGN = re.compile("[^\0-\x7f]")
@@ -98,7 +98,7 @@ _PUNCTUATION = frozenset("\xa0«»‘’‚“”„†•…–—€§©®°·
 _CYRILLIC = "оеаинтсрвлкмдпуяыьгзбчйхжіїшюцщэфєъёґ"
 _GREEK = "αοιετσνηυρπκμλςωγδόίθχάέήύφξβώζψ"
 _ARABIC = "اليمونرتبةعدسفهكحقجأشصطخىضذزثئغإءظؤآپچژگ"
-# Encoding, name shown to users, and the letters of the language by decreasing frequency.
+# Encoding, name shown to users, and the letters of the language in order of decreasing frequency.
 _LETTERS = (
     ("cp1251", "Windows-1251", _CYRILLIC),
     ("koi8-r", "KOI8-R", _CYRILLIC),
@@ -119,7 +119,7 @@ _FIRST_BYTES = (
     ("big5hkscs", "Big5", frozenset({0xA1, *range(0xA4, 0xC7)})),
     ("cp932", "Shift_JIS", frozenset({0x81, 0x82, 0x83, *range(0x88, 0x99)})),
 )
-# The letters of each language that are not in ASCII.
+# The non-ASCII letters of each language.
 _WESTERN = (
     *("àâçéèêëîïôœùûüæ", "äöüßé", "áéíóúüñ¿¡ª", "áâãàçéêíóôõúüª", "àèéìòùî", "éëïóöüè", "åäöé", "æøåé"),
     *("áéíóúýþæöð", "áíóúýæøð", "äåõöüšž"),
@@ -370,7 +370,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
             return _LATIN[0][:2]  # signs, which occur in any text: §§, €, “”
     shares = [(_largest_share(_decoded(sample, codec), languages), codec, name) for codec, name, languages in _LATIN]
     if shares[0][0] == 1:
-        return _LATIN[0][:2]  # only letters of one Western language, as in its alphabet
+        return _LATIN[0][:2]  # all letters are of one Western language, as in a list of its alphabet
     for codec, name in (("euc_jp", "EUC-JP"), ("cp932", "Shift_JIS")):
         text = _words(sample, codec)
         if text and len(_KANA.findall(text)) >= MIN_KANA * len(_FOREIGN.findall(text)):
@@ -405,7 +405,7 @@ def _words(data: bytes, codec: str) -> str:
 
 
 def _mark_misplaced(text: str) -> str:
-    # Replaces capital letters after small letters, and signs between small letters, by U+FFFD.
+    # Replaces capital letters after small letters, and signs between small letters, with U+FFFD.
     def mark(found: re.Match[str]) -> str:
         before, each, after = found.groups()
         is_sign = (not each.isalpha() or each in "ªº") and not combining(each) and each not in _WITHIN_WORDS

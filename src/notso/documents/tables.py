@@ -57,9 +57,9 @@ _ODS_UNIT = re.compile(
 _ODS_ERROR_TYPE = re.compile(rb"""value-type=["']error["']""")
 _ODS_ERROR = re.compile(rb"\s*<text:p>([^<>]{1,100})<")
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
-_MAX_COLUMNS = 1_000  # maximum repetitions of a cell
+_MAX_COLUMNS = 1_000  # maximum number of repetitions of a cell
 _MAX_SHEET_COLUMNS = 16_384
-_MAX_FORMAT = 255  # maximum characters of a number format
+_MAX_FORMAT = 255  # maximum length of a number format
 _SIGNS = "-\u2212() "
 _SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # a section of a number format
 _MAX_STYLES = 100  # maximum number of styles in one pattern
@@ -75,7 +75,7 @@ _LONG_CELLS = range(2, 12)
 """Types of XLSB records for cells that are not empty; 3 and 11: errors."""
 _FONT_STRUCK = 0x08  # flag of fonts in XLS and XLSB files
 _STRUCK = "~~"
-_MAX_CHART_COLUMNS = 20  # maximum per series; columns are its values and the levels of its categories
+_MAX_CHART_COLUMNS = 20  # maximum number per series: for its values, and for the levels of its categories
 _CHART_VALUES = ("val", "yVal", "bubbleSize")
 _IDS = ("numFmtId", "fontId")
 _BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
@@ -151,14 +151,14 @@ def read_spreadsheet(
     """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError.
 
     read_drawings: returns the text of the charts and text boxes of a sheet (a part of an XLSX or XLSB file).
-    read_ods_text: returns the text of a cell of an ODS file (XML) if it has superscripts, otherwise an empty text.
+    read_ods_text: returns the text of a cell of an ODS file (XML) if it has superscripts, otherwise an empty string.
     """
     import python_calamine
 
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
-        # A second Archive, because each can inflate only a limited size.
+        # A second Archive, because each can inflate only a limited amount of data.
         shown: _Shown = _ShownInArchive(Archive(file), read_ods_text)
     else:
         file.seek(0)
@@ -472,7 +472,7 @@ def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
 
 
 def _wide_text(content: bytes, at: int) -> tuple[str, int]:
-    # Returns a text in an XLSB record and the offset of its end.
+    # Returns a string in an XLSB record and the offset of its end.
     start = at + 4
     end = start + 2 * int.from_bytes(content[at:start], "little")
     return content[start:end].decode("utf-16-le", "replace"), end
@@ -650,7 +650,7 @@ def _check_cells(archive: Archive, warnings: list[str]) -> None:
     for name in sorted(archive.names):
         if re.fullmatch(r"xl/worksheets/[^/]+\.xml", name):
             missing += sum(
-                # A formula may return an empty text, which is then not stored.
+                # A formula may return an empty string, which is then not stored.
                 wants_results or not (value or ((kind := _TYPE.search(attributes)) and kind[1] == b"str"))
                 for attributes, value in _found(_FORMULA_CELL, archive, name)
             )

@@ -42,12 +42,12 @@ EXTENSIONS = CODE | {
 """Extensions of the files that are read when a folder is added. Other text files must be added individually."""
 
 UNCONFINED = "unconfined"
-"""Command-line argument that lets the child work even without Landlock and seccomp."""
+"""Command-line argument that lets the child work even without Landlock or seccomp."""
 
 ZIP_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError),
     *(ValueError, OverflowError),
-    getattr(getattr(zipfile, "zstd", None), "ZstdError", zlib.error),  # from Python 3.14
+    getattr(getattr(zipfile, "zstd", None), "ZstdError", zlib.error),  # since Python 3.14
 )
 """Exceptions that decompressors and zipfile raise for damaged, encrypted or unsupported archives and their members."""
 

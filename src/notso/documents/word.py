@@ -37,7 +37,7 @@ from notso.documents.values import UnreadableError
 
 _LIST_FIELD = re.compile(r'\s*LISTNUM\s*(?:"([^"]*)"|([^"\s\\]*))', re.IGNORECASE)
 _FIELD_SWITCH = re.compile(r"\\([ls])\s*([0-9]{1,9})")
-# Lists of LISTNUM fields: the label of the first item of each level.
+# Built-in lists of LISTNUM fields: for each level, the label of its first item.
 _FIELD_LISTS = {
     "numberdefault": ("1)", "a)", "i)", "(1)", "(a)", "(i)", "1.", "a.", "i."),
     "outlinedefault": ("I.", "A.", "1.", "a)", "(1)", "(a)", "(i)", "(a)", "(i)"),
@@ -58,7 +58,7 @@ def read_docx(file: BinaryIO, warnings: list[str], is_chunk: bool = False) -> It
     lists = _WordLists(optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(optional_events(archive, f"{folder}/styles.xml"), lists)
     kinds_of_notes = [each for each in ("footnotes", "endnotes") if f"{folder}/{each}.xml" in archive.names]
-    # A second Archive, because each can inflate only a limited size.
+    # A second Archive, because each can inflate only a limited amount of data.
     sections = Archive(file) if kinds_of_notes else None
     notes = _Notes(
         next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
@@ -217,7 +217,7 @@ def _field_levels(labels: Iterable[str]) -> dict[int, ListLevel]:
     for level, label in enumerate(labels):
         digit = label.strip(".()")[-1]
         text, *after = label.split(digit)
-        for place, each in enumerate(after, start=level + 2 - len(after)):  # several digits: those of outer levels
+        for place, each in enumerate(after, start=level + 2 - len(after)):  # outer levels come first
             text += f"%{place}{each}"
         levels[level] = ListLevel(_FIELD_FORMS[digit], text, 1, level)
     return levels
@@ -264,7 +264,7 @@ class _Notes:
 
 
 def _note_settings(events: Iterable[XMLEvent]) -> Iterator[dict[str, XMLEvent]]:
-    # Yields the settings of notes in each section, or of a part without sections.
+    # Yields the note settings of each section, or those of a part without sections.
     found, kind = dict[str, XMLEvent](), ""
     for event in outside(events, _has_replaced_content):
         if event.kind == "text":
@@ -319,7 +319,7 @@ class _FormField:
     choice: int = -1
 
     def read(self, event: XMLEvent) -> str:
-        # At the end tag of the field, returns its text; otherwise, an empty text.
+        # At the end tag of the field, returns its text; otherwise, an empty string.
         start = event.kind == "start"
         if start and event.name == "listEntry":
             self.choices.append(event.get("val"))

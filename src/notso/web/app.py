@@ -526,7 +526,7 @@ def _reloads_failed_form(request: Request, error: Exception) -> bool:
 
 def _page_above(request: Request) -> str:
     parts = request.scope["path"].split("/")
-    for end in (3, 2):  # such as /projects/ID, then /projects; longer addresses are parts of pages
+    for end in (3, 2):  # such as /projects/ID, then /projects; longer paths return only parts of pages
         scope = {**request.scope, "path": "/".join(parts[:end])}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes):
             return str(scope["path"])

@@ -36,10 +36,10 @@ thread to release the GIL, so pages spend most of their time waiting."""
 DATE_SECONDS = 1.0
 IDLE_SECONDS = 125
 """Time for which idle connections are kept. It must exceed the idle timeouts of clients (httpx and Node: 5 s) and
-proxies (Caddy: 120 s). Otherwise, a request can arrive while the server closes the connection, and fail."""
+proxies (Caddy: 120 s). Otherwise, a request that arrives while the server closes the connection fails."""
 LAST_RESORT_SECONDS = 4.5
-"""Time after the drain period, or after a second signal, at which a hanging process is killed. Acknowledged data is
-already on disk. The process exits within 5 s, including the time to print tracebacks."""
+"""A hanging process is killed this long after the drain period or a second signal. Acknowledged data is already on
+disk. The process exits within 5 s, including the time to print tracebacks."""
 
 
 def serve(

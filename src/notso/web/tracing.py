@@ -31,7 +31,7 @@ REDACTED = "REDACTED"
 
 class Tracing:
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        # Tests pass a provider that is already configured. Otherwise, FastAPI adds an exporter to the new provider,
+        # A provider supplied by a test is already configured. Otherwise, FastAPI adds an exporter to the new provider,
         # as configured by the OTEL_* variables.
         self._is_configured = provider is not None
         self._provider = provider or TracerProvider(resource=_resource(), shutdown_on_exit=False)

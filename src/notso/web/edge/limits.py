@@ -63,7 +63,7 @@ MIB = 1 << 20
 MAX_BODY_BYTES = MIB
 MAX_FILE_BYTES = 16 * MIB
 MAX_REQUEST_BYTES = 24 * MIB
-"""Maximum body of an API request: a file of MAX_FILE_BYTES in Base64 (a third longer), and at least 2 MiB of
+"""Maximum body size of an API request: a file of MAX_FILE_BYTES in Base64 (a third longer), and at least 2 MiB of
 conversation."""
 LARGER_BODIES = {
     **dict.fromkeys(("/import", "/attachments", "/documents", "/v1/files"), MAX_FILE_BYTES),

@@ -73,7 +73,7 @@ class RateLimit(HttpMiddleware):
             await self._app(scope, receive, send)
             return
         # An address that sent too many invalid keys within a minute is rejected whenever it sends a key, even a valid
-        # one, so that keys cannot be guessed by trying.
+        # one, so that keys cannot be found by trial and error.
         client = network_of((scope.get("client") or ("",))[0]) or OTHER_ADDRESSES
         if _sends_key(scope) and not await self._counters.test(limit, WRONG_KEYS, client):
             await (await self._refuse(limit, WRONG_KEYS, client))(scope, receive, send)

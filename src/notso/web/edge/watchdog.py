@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 1.0
 MISSED_TICKS = 30
 """Number of consecutive pings that may remain without a reply before the server is terminated."""
-ABORT_TICKS = 30  # time for the process to exit after SIGABRT: it may have to write a core file of gigabytes
+ABORT_TICKS = 30  # time for the process to exit after SIGABRT: it may have to write a core file of several gigabytes
 
 
 class Watchdog:

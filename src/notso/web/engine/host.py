@@ -118,7 +118,7 @@ T = TypeVar("T")
 SUBMIT_THREADS = 2  # threads that render chat templates and tokenize prompts
 FOR_EVER = -1.0
 OTHERS_STAY_SECONDS = 300.0
-"""Default idle time after which models other than the default model are unloaded."""
+"""Default idle time after which models other than the default are unloaded."""
 
 
 class EngineHost:
@@ -136,8 +136,8 @@ class EngineHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self.when_changed: list[Callable[[], None]] = []  # each is called once, at the next change
-        # Loads and unloads run one at a time, in the order in which they were requested. If there is not enough memory
-        # for an additional model, another model is unloaded first, once its requests have ended.
+        # Models are loaded and unloaded one at a time, in the order of the requests to do so. If there is not enough
+        # memory for an additional model, another model is unloaded first, once its requests have ended.
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()

@@ -1,7 +1,7 @@
 """Prometheus metrics, named as in vLLM (but with the prefix `notso`) and as in llama.cpp, so that existing dashboards
 can be reused.
 
-Except for adapters' names and number, labels have values from fixed sets only: no addresses, user names or user text.
+Apart from the names and number of adapters, label values are from fixed sets: no addresses, user names or user text.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def adapter_names(served: ServedModel) -> list[str]:
 async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
     """Resolve a name of the form `model`, `adapter` or `model:adapter`. Return None if unknown."""
     # The order of candidates: the default model, its adapters, installed files and their adapters, former default
-    # models and their adapters, the family name and the placeholders. Exception: an installed file precedes an adapter
-    # of the default model that has the same name.
+    # models and their adapters, the family name and the placeholders. Exception: an installed file precedes the
+    # default model's adapter of the same name.
     if not requested:  # some programs send an empty name if none is configured
         return ModelChoice()
     name = requested.lower()

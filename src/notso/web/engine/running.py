@@ -90,7 +90,7 @@ class Submissions:
 
 
 LARGE_PROMPT = 4 << 20
-"""Size above which a prompt is large: characters in the `repr` of messages and tools."""
+"""Size above which a prompt counts as large: characters in the `repr` of messages and tools."""
 
 
 def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:

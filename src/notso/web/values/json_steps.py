@@ -1,6 +1,6 @@
 """JSON encoding in small steps.
 
-The standard encoder does not release the GIL, so encoding a body of megabytes at once would block all other threads.
+The standard encoder does not release the GIL, so encoding several megabytes at once would block all other threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 STEP_ITEMS = 32
-"""List members per step; other threads may run between steps."""
+"""Number of list members per step; other threads may run between steps."""
 
 MAX_DESCENT = 4
 """Maximum depth at which values are split, enough to reach the log probabilities in a response's choices."""

@@ -17,7 +17,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class MaxTokenUse:
-    """Maximum tokens of one request."""
+    """Maximum token use of one request."""
 
     prompt_tokens: int
     answer_tokens: int  # 0: the prompt is processed, but nothing is generated

@@ -124,7 +124,7 @@ class Settings:
         of_the_engine=True,
         after="adapter",
     )
-    # Negative: never unload. None: keep the default model, and unload others that were idle for five minutes.
+    # Negative: never unload. None: keep the default model, and unload others that have been idle for five minutes.
     keep_alive_seconds: float | None = _setting(
         None,
         help="Unload models idle for this long (30s, 5m; -1: never).",

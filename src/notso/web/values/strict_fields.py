@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class StrictFields(BaseModel):
-    """Reject unknown fields and values of wrong types, such as booleans for numbers."""
+    """Reject unknown fields and values of the wrong type, such as booleans for numbers."""
 
     # Lists of these models should use fail_fast: only one error is reported, and each error collected costs a kilobyte.
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)

@@ -23,6 +23,6 @@ def visible(text: str) -> str:
 
 
 def sanitize_line(text: str, characters: int) -> str:
-    """Return a text as one line of at most `characters` characters. Invisible characters become spaces."""
+    """Return `text` as one line of at most `characters` characters. Invisible characters become spaces."""
     text = text[: 2 * characters]
     return " ".join("".join(each if is_visible(each) else " " for each in text).split())[:characters]

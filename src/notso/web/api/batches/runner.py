@@ -40,7 +40,7 @@ MAX_ERRORS = 100
 MAX_BATCHES = 4
 """Maximum number of batches that a server runs at once, each of a different owner."""
 MAX_AT_ONCE = 32
-"""Maximum requests of one batch that run at once."""
+"""Maximum number of requests of one batch that run at once."""
 SEARCH_SECONDS = 10.0
 """Maximum interval between searches for batches to run, if other servers use the store."""
 RENEW_SECONDS = 5.0

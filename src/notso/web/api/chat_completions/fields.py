@@ -144,7 +144,7 @@ class AssistantMessage(Fields):
 
 
 class ToolMessage(Fields):
-    """The result of the call named by `tool_call_id`; empty without `content`."""
+    """The result of the call `tool_call_id`; empty without `content`."""
 
     role: Literal["tool"]
     content: Text | Parts[TextPart] | None = None
@@ -254,7 +254,7 @@ class AllowedTools(Fields):
 
 
 class AllowedToolsChoice(Fields):
-    """Restricts calls to some of the tools."""
+    """Limits which tools may be called."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -46,12 +46,12 @@ HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
 """A session and its answers end after this time without a connection. Front ends report a lost connection earlier."""
 PREPARED_SECONDS = 10.0
-"""A prepared prompt is dropped if it is not submitted within this time."""
+"""A prepared prompt is dropped if not submitted within this time."""
 MAX_OPEN = 512
 MAX_PREPARED = 64
 MAX_SESSIONS = 256
 MAX_EVENTS_PER_LINE = 256
-"""Maximum events of one answer per line; a resumed answer may need several lines."""
+"""Maximum number of events of one answer per line; a resumed answer may need several lines."""
 LINE_BYTES = 1 << 20
 """No further events are added to a line above this size. Front ends reject lines of more than 16 MiB."""
 
@@ -129,7 +129,7 @@ class FrontEndSession:
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
         self._stopped: set[int] = set()  # numbers of stopped answers whose submission may still arrive
-        self._up_to, self._pending = 0, frozenset[int]()  # arguments of the latest call of `lines`
+        self._up_to, self._pending = 0, frozenset[int]()  # arguments of the latest call to `lines`
         self._expire_later()  # canceled by the first connection
 
     @property

@@ -103,7 +103,7 @@ MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
 """Maximum number of prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
-"""Bias of a token whose entry in `logit_bias` is `false`; practically excludes the token."""
+"""Bias of a token whose entry in `logit_bias` is `false`; in practice, it excludes the token."""
 
 MAX_ID_DIGITS = 10  # 1 << 31 has ten digits
 

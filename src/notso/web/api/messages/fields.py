@@ -299,7 +299,7 @@ class ThinkingBlock(Fields):
 
 
 class RedactedBlock(Fields):
-    """Encrypted reasoning, dropped from the prompt."""
+    """Encrypted reasoning; left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: Text | None = None
@@ -308,7 +308,7 @@ class RedactedBlock(Fields):
 # All fields of these blocks are declared, so that only the type is reported as ignored.
 @accepting("id tool_use_id name server_name input content is_error tools file_id caller to trigger")
 class ServerBlock(Cached):
-    """A block of another server's tool, dropped from the prompt."""
+    """A block of a tool run by another server; left out of the prompt."""
 
     type: Literal[
         "server_tool_use",
@@ -370,7 +370,7 @@ class ToolResultBlock(Cached):
 
 
 class UploadBlock(Cached):
-    """A file for another server's code execution, dropped from the prompt."""
+    """A file for code execution by another server; left out of the prompt."""
 
     type: Literal["container_upload"]
     file_id: Any = None

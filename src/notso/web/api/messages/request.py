@@ -364,7 +364,7 @@ def _choice(fields: CountFields) -> str | ToolName:
 
 @dataclass(slots=True)
 class PinnedPrefix:
-    """The last pinning cache breakpoint, if any."""
+    """The last cache breakpoint that pins a prefix, if any."""
 
     message: Message | None = None  # the message that contains the breakpoint
     characters: int = 0  # length of the content before the breakpoint

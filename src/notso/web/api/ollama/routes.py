@@ -183,8 +183,8 @@ API_VERSION = "0.14.2"
 Codex) and Anthropic's API (0.14)."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
-# Expiry of a model that stays loaded, about as distant as in Ollama, but before the year 9999, which Python cannot
-# convert to time zones east of UTC.
+# Expiry of a model that stays loaded: about as distant as in Ollama, but long before the end of the year 9999, which
+# Python cannot convert to time zones east of UTC.
 NEVER = "2200-01-01T00:00:00Z"
 # Defaults for models that have not been loaded. Zed and Roo Code show no models if one lacks these fields.
 _FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]} | {

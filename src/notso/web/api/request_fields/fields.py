@@ -191,7 +191,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def with_fields(body: type[B], fields: Mapping[str, Any]) -> type[B]:
-    """Return a model with further fields, each given by its type. They may be omitted."""
+    """Return `body` with further optional fields; `fields` contains their types by name."""
     own = {"__base__": body, "__module__": body.__module__, "__doc__": body.__doc__}
     more = {name: (kind, None) for name, kind in fields.items()}
     return create_model(body.__name__, **own, **more)  # type: ignore[call-overload, no-any-return]
@@ -256,7 +256,7 @@ Content = Text | SomeParts[TextPart]
 class Note:
     """Documentation of a field, for the compatibility page and error messages.
 
-    In the outermost `Annotated` of a field, a note of state `hint` also makes the server ignore the field.
+    In the outermost `Annotated` of a field, a note with state `hint` also makes the server ignore the field.
     """
 
     # works: implemented. inert: accepted only with values that have no effect. hint: ignored, and named in the response

@@ -331,7 +331,7 @@ def get_by_alias(fields: BaseModel, *names: str) -> Any:
 
 
 def find_value(values: Mapping[str, Any], fault: str = "are aliases: use only one") -> tuple[str, Any]:
-    """Return the first field that is set, and its value. Raises ApiError (400) if another field has another value."""
+    """Return the first field that is set, and its value. Raises ApiError (400) if another field's value differs."""
     given = [(name, value) for name, value in values.items() if value is not None]
     for other, value in given[1:]:
         if value != given[0][1]:

@@ -56,7 +56,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only LOGPROBS and SEARCH_RESULTS have effects. The rest concern encrypted reasoning, images or unavailable tools."""
+"""Only LOGPROBS and SEARCH_RESULTS have an effect. Others concern encrypted reasoning, images or unavailable tools."""
 
 
 class InputText(Fields):
@@ -230,7 +230,7 @@ class WebSearchTool(Fields):
 
 
 class FileSearchTool(Fields):
-    """Searches vector stores for passages on the last user message; the answer quotes the passages found."""
+    """Searches vector stores for passages that match the last user message; the answer quotes them."""
 
     type: Literal["file_search"]
     vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_VECTOR_STORES, fail_fast=True)]
@@ -256,7 +256,7 @@ class SearchChoice(Fields):
 
 
 class AllowedToolsChoice(Fields):
-    """Restricts calls to some of the tools."""
+    """Limits which tools may be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

@@ -358,7 +358,7 @@ def _tool_options(fields: ResponseFields, functions: Functions) -> dict[str, Any
             raise invalid_field("tool_choice", "tool_choice allows file_search, which is not in tools")
         allowed = [each.name for each in choice.tools if isinstance(each, FunctionChoice)]
         choice = choice.mode
-    # The search always runs, which satisfies a choice of file_search, or of any tool if no functions are allowed.
+    # The search always runs. This satisfies the choice `file_search` and, if no functions are allowed, `required`.
     if isinstance(choice, SearchChoice) or (
         choice == "required" and search and not (functions if allowed is None else allowed)
     ):

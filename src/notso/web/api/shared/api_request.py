@@ -106,7 +106,7 @@ def _check_ids(name: str, ids: list[object]) -> None:
 
 
 def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Convert a text, a list of token ids, or a list of either to prompts."""
+    """Convert a string, a list of token ids, or a list of either to prompts."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value[0], int):

@@ -36,7 +36,7 @@ from notso.web.values.durations import current_ms
 
 LONGEST_RETRY_SECONDS = 30
 MAX_FAILURES = 8
-"""Maximum number of responses with status 503 to an internal request, with pauses of about ten minutes in total."""
+"""An internal request is given up after this many responses with status 503; the pauses total about ten minutes."""
 LONGEST_PAUSE_SECONDS = 300
 
 
@@ -62,7 +62,7 @@ def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
 
 
 class Repetition:
-    """Repeats an internal request after status 429 until a limit or quota is reset, but after 503 only a few times."""
+    """Repeats an internal request: after status 429 until the limit or quota is reset, after 503 only a few times."""
 
     def __init__(self) -> None:
         self._failures = 0

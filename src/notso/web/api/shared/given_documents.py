@@ -268,6 +268,6 @@ async def _read(request: Request, file: RequestFile) -> Document:
 
 
 def _decode_base64(text: str) -> bytes:
-    # Encoders such as the command base64 wrap lines, and others omit the padding.
+    # Some encoders, such as the base64 command, wrap lines; others omit the padding.
     encoded = text.encode("ascii").translate(None, b" \t\r\n\f\v")
     return base64.b64decode(encoded + b"=" * (-len(encoded) % 4), validate=True)

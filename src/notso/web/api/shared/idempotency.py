@@ -236,7 +236,7 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 def _claim_key(owner: str, key: str) -> tuple[str, str]:
     # Idempotency keys use the same claims (locks across replicas) as resumable answers. The space in this name
-    # distinguishes it from the names of conversations that clients choose.
+    # distinguishes it from conversation names, which clients choose.
     return owner, f"idempotency-key {key}"
 
 

@@ -14,7 +14,7 @@ PAGE = "page_"
 """Prefix of a cursor of Anthropic's API, returned as `next_page` and sent as `page` of the next request."""
 
 NANOSECONDS_PER_SECOND = 1_000_000_000
-# Start of the last day that `datetime` can represent. Rounding a time at its end could result in the year 10000.
+# Start of the last day that `datetime` can represent. Rounding a time near its end could give the year 10000.
 _LATEST_NS = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * NANOSECONDS_PER_SECOND
 
 _NUMBER = re.compile(r"[0-9]{1,9}")

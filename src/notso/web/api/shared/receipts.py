@@ -35,7 +35,7 @@ def requested_receipt(request: Request) -> str | None:
 
 
 def with_seed_and_token_ids(submission: Submission, seed: int | None = None) -> Submission:
-    """Return a submission that reports token ids and has a seed: its own, `seed` or a random one."""
+    """Return a submission that reports token ids and has a seed: its own, else `seed`, else a random one."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)

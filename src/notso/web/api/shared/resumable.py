@@ -1,6 +1,6 @@
 """Answers that continue when their client disconnects, and that any replica can resume or stop.
 
-Replicas are servers that share a database. Each answer belongs to a conversation, which is named by the request's
+Replicas are servers that share a database. Each answer belongs to a conversation, whose name is in the request
 header X-Conversation-Id. For a `background` response, the name is the response's id.
 """
 
@@ -303,7 +303,7 @@ class ResumableStream:
         await asyncio.shield(self.follow_task)
 
     async def body(self) -> Any:
-        if self.finished:  # the response is perhaps not stored yet
+        if self.finished:  # the response may not be stored yet
             await self.wait_for_end()
         return await asyncio.to_thread(self.live_serializer.body)
 
@@ -327,7 +327,7 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
-        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are in use."""
+        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are."""
         claim = claim_name(owner, conversation)
         stream = self._streams.get(claim)
         open_id = stream.id if stream is not None and not stream.finished else ""
@@ -373,8 +373,8 @@ class ResumableStreams:
         return stream
 
     def _drop_excess(self) -> None:
-        # Drop the oldest finished answers of the owner with the most, so that one user's answers do not displace those
-        # of others.
+        # Drop the oldest finished answers of the owner who has the most, so that one user's answers do not displace
+        # those of others.
         while len(self._streams) > MAX_RESUMABLE:
             counts = Counter(each.running.owner for each in self._streams.values())
             finished = (claim for claim, each in self._streams.items() if each.finished)

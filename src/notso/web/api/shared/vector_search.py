@@ -1,4 +1,4 @@
-"""Search in vector stores, OpenAI's name for this server's libraries of documents."""
+"""Search in document libraries, which OpenAI's API calls vector stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def get_library(
     param: str = "vector_store_id",
     rights: Sequence[str] = ("own", "add", "read"),
 ) -> Library:
-    """Return a library by vector store id. Raises ApiError: 404 if unknown, 403 without one of `rights`."""
+    """Return a library by vector store id. Raises ApiError: 404 if unknown, 403 if the owner has none of `rights`."""
     for each in await services.shared.store.documents.libraries(owner):
         if store_id_of(each.id) == store_id:
             if each.rights not in rights:

@@ -184,7 +184,7 @@ class RemoteEngine:
     def close(self) -> None:
         """End running answers and calls."""
         self._closed = True
-        # If this engine was lost, another RemoteEngine now uses the link, whose answers must not be ended.
+        # If this engine was lost, another RemoteEngine, whose answers must not be ended, now uses the link.
         if not self._lost:
             self._link.end_all()
 
