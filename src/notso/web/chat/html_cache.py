@@ -25,7 +25,7 @@ PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered within this time are shown as plain text for now."""
-MATHML_BYTES = 4 * PAGE_BYTES  # maximum memory of cached MathML and its formulas
+MATHML_BYTES = 4 * PAGE_BYTES  # maximum memory used by cached MathML and its formulas
 FAILED_SECONDS = 600.0
 
 
@@ -62,7 +62,7 @@ class HtmlCache:
         kept = self._mathml.get(formulas)
         if kept is None or kept.expires <= time.monotonic():
             converted = await convert_all(formulas)
-            # The lengths would be less than the memory: strings have overhead, and take up to four bytes per character.
+            # Lengths would underestimate the memory: strings have overhead, and take up to four bytes per character.
             size = sum(map(sys.getsizeof, (formulas, converted, *formulas, *chain(*formulas), *converted)))
             kept = _Converted(converted, size, time.monotonic() + (FAILED_SECONDS if None in converted else math.inf))
         if (earlier := self._mathml.pop(formulas, None)) is not None:

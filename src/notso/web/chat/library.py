@@ -28,7 +28,7 @@ from notso.web.values.visible_text import sanitize_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
-_COMPARED_CHARACTERS = 185  # number of characters at the start of a name that `display_name` never drops
+_COMPARED_CHARACTERS = 185  # `display_name` never drops this many characters at the start of a name
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 CHECK_SECONDS = 5.0  # interval between checks for documents queued by other servers and for changes in the folder
 _reported: set[Path] = set()  # folders already logged as having too many documents

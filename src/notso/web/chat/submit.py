@@ -486,7 +486,7 @@ async def load_branch_documents(
 async def build_request(
     user: ChatUser, view: ChatView, choice: ModelChoice, answer: StoredMessage
 ) -> tuple[Request, ToolOffer | None]:
-    """Return the replayable request for an answer or summary that follows the branch, and the offered tools."""
+    """Return (request, offered tools) for an answer or summary that follows the branch. The request is replayable."""
     if answer.kind == "summary":
         request, offer = await summary_request(user, view, choice), None
     else:

@@ -1,7 +1,6 @@
 """Render page templates in worker threads, with automatic escaping, and define the filters that templates use.
 
-This module also groups the sidebar's chats by day of last use, and notifies pages when the marks of unread or active
-chats change.
+Also group the sidebar's chats by day of last use, and notify pages when the marks of unread or active chats change.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ LIMITS = Limits(cpu_s=10, memory_bytes=512 << 20, wall_s=60.0, answer_bytes=32 <
 FORMULA_SECONDS = 0.5  # of CPU time
 MOST_AT_ONCE = 500
 PAGE_SECONDS, PAGE_BYTES = 5.0, 16 << 20
-"""CPU time and size of MathML after which the remaining formulas of a page, or a part of an export, are left as TeX."""
+"""CPU time and size of MathML after which the remaining formulas of a page (or part of an export) are left as TeX."""
 
 _PROGRAM = "from notso.web.rendering.mathml import main; main()"
 _FORMULA = re.compile(r'<(span|div) class="math (inline|display)">([^<]*)</\1>')

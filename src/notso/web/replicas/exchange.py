@@ -74,7 +74,7 @@ class Exchange(Protocol):
         """Store a value for all replicas once they are reachable. If too many values wait, drop the oldest."""
 
     async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
-        """Return a stored value, None, or `if_unreachable` if the storage is unreachable."""
+        """Return a stored value or None; `if_unreachable` if the storage is unreachable."""
 
     def start(self) -> None: ...
 

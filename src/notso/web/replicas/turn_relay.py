@@ -50,7 +50,7 @@ class _Copy:
 
 
 class TurnRelay:
-    """Connects this replica's turns with other replicas. Use only on the event loop."""
+    """Connects this replica's turns to other replicas. Use only on the event loop."""
 
     def __init__(self, exchange: Exchange, turns: Turns, feed: Feed, store: ChatStore) -> None:
         self._exchange = exchange
@@ -99,8 +99,8 @@ class TurnRelay:
         return True
 
     def _perform(self, body: Body) -> None:
-        # A user action is forwarded to all replicas, because the browser's request may reach one that does not run the
-        # turn.
+        # A user action is forwarded to all replicas, because the browser's request may reach one that is not running
+        # the turn.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_local_chat(more[0], name)

@@ -124,8 +124,8 @@ class ValkeyExchange:
     def following(self, name: str, apply_changes: ApplyChanges) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(apply_changes)
         self._copies.setdefault(key, []).append(copy)
-        # The reading connection may be blocked in a read that does not include the new stream. An entry in the bell, a
-        # stream that only this replica reads, ends this read. The next one includes the new stream.
+        # The reading connection may be blocked in a read that does not include the new stream. A new entry in the bell
+        # (a stream that only this replica reads) ends this read. The next read includes the new stream.
         self._should_ring_bell = True
         self._work.set()
         try:

@@ -30,11 +30,11 @@ CHECK_SECONDS = 0.5
 RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
-"""Maximum number of (day, owner) usage entries, and of audited (owner, action) pairs, in memory. If the store fails for
-so long that usage entries reach this limit, the usage of further owners is not counted."""
+"""Maximum number of (day, owner) usage entries and of audited (owner, action) pairs kept in memory. If the store fails
+for so long that usage entries reach this limit, the usage of further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""Interval after an audit entry in which repetitions of the same action by the same owner are only counted. After the
-interval, one entry with the number of repetitions is written. SELDOM has other intervals for some actions."""
+"""For this long after an audit entry, repetitions of the same action by the same owner are only counted. Then, one
+entry with the number of repetitions is written. SELDOM has other times for some actions."""
 KEY_REQUESTS = "requests of keys"
 _log = logging.getLogger("notso.web.access")
 

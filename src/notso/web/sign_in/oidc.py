@@ -1,7 +1,7 @@
 """Sign-in with OpenID Connect: authorization code flow with PKCE, state and nonce, using Authlib and joserfc.
 
-These libraries are installed by the extra `oidc`. Only this module imports them, and it is imported only if a provider
-is configured.
+The extra `oidc` installs these libraries. Only this module imports them, and it is imported only if a provider is
+configured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
 """Time limit for completing a sign-in."""
 MAX_COMPLETED = 10_000
-"""Maximum number of finished sign-in attempts that are remembered to reject replays. The oldest are forgotten first."""
+"""To reject replays, at most this many finished sign-in attempts are remembered. The oldest are forgotten first."""
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_REFRESH_SECONDS = 10.0

@@ -15,7 +15,7 @@ from typing import Protocol
 from notso.web.values.quotas import MaxTokenUse, Quota, Reservation
 
 MAX_KEYS = 10_000
-RESERVED_SECONDS = 120.0  # lifetime of a reservation; the server renews it until the request ends
+RESERVED_SECONDS = 120.0  # a reservation expires after this time; the server renews it until the request ends
 AUDIT_ENTRIES = 10_000  # per audit log
 
 
@@ -66,7 +66,7 @@ class AuditEntry:
     owner: str
     action: str
     address: str = ""
-    count: int = 1  # how often the action occurred since its previous entry
+    count: int = 1  # how often the action has occurred since its previous entry
     by_operator: bool = False  # whether the entry belongs to the operators' log
 
 
@@ -93,7 +93,7 @@ class AccessStore(Protocol):
         """Return the key with this id or SHA-256, even if revoked."""
 
     async def valid_ids(self, key_ids: Collection[str]) -> set[str]:
-        """Return the ids that belong to valid keys."""
+        """Return those ids that belong to valid keys."""
 
     async def revoke_key(self, name: str, now_ms: int, *, by: str = "") -> ApiKey | None:
         """Revoke the valid key with this name and return it, or None. `by`: see `add_key`."""

@@ -43,7 +43,7 @@ class Library:
     name: str
     salt: str  # random text, hashed into the keys of KV cache blocks of the library's documents
     created_ms: int
-    instructions: str = ""  # inserted after the documents in prompts of the project's chats
+    instructions: str = ""  # inserted into prompts of the project's chats, after the documents
     # Settings of a project's chats, which override the user's defaults.
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     rights: Rights = "own"  # the user's rights; set only by DocumentStore.libraries

@@ -190,7 +190,7 @@ class AnswerRun:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTrace:
-    """Record of how an answer was generated, with which another process can continue it."""
+    """Record of how an answer was generated. Another process can use it to continue the answer."""
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
     model: str | None = None  # value of the chat setting `model`
@@ -253,7 +253,7 @@ class TurnRefused:
 
     running: StoredMessage | None  # the unfinished answer, if any
     is_generated_here: bool = True  # whether this process is generating that answer and can stop it
-    moved: bool = False  # whether the branch has continued or been deleted
+    moved: bool = False  # whether the branch has been continued or deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,7 +530,7 @@ class ChatStore(Protocol):
         """Make this message's branch the shown one."""
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
-        """Delete a summary, attach its replies to its parent, and make its branch the shown one."""
+        """Make a summary's branch the shown one, and replace the summary with its replies."""
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 

@@ -21,7 +21,7 @@ from notso.web.values.ids import new_id
 from notso.web.values.visible_text import sanitize_line
 
 MAX_HITS = 5
-REQUESTED_HITS = 40  # from the store: more than MAX_HITS, because hits in the current chat are skipped
+REQUESTED_HITS = 40  # requested from the store: more than MAX_HITS, because hits in the current chat are skipped
 MAX_QUERY_CHARACTERS = 200
 
 

@@ -57,9 +57,9 @@ READ_BYTES = 65_536
 PARSING_SECONDS = 0.005  # reading pauses after this much time spent on parsing a server's messages
 PAUSE_FACTOR = 19
 """The pause is this many times as long as the parsing, so that a server gets at most 5% of the event loop's time."""
-WRITE_SECONDS = 10.0  # time in which a server must read a message
-LEAVE_SECONDS = 2.0  # time in which a server must exit after the end of its input
-TERMINATE_SECONDS = 1.0  # time in which a server must exit after SIGTERM
+WRITE_SECONDS = 10.0  # time within which a server must read a message
+LEAVE_SECONDS = 2.0  # time within which a server must exit after the end of its input
+TERMINATE_SECONDS = 1.0  # time within which a server must exit after SIGTERM
 POLL_SECONDS = 0.02
 
 CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # since protocol 2026-07-28, part of each request

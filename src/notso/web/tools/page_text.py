@@ -1,4 +1,4 @@
-"""Extraction of the text of a fetched HTML page, in a child process with limited CPU time and memory.
+"""Extract the text of a fetched HTML page in a child process with limited CPU time and memory.
 
 The child process runs `main` of this module.
 """

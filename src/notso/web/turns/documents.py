@@ -261,7 +261,7 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Maximum size of an attached text. The page enforces it for text files, the server for parsed files and MCP
+"""Maximum size of a text attachment. The page enforces it for text files, the server for parsed files and MCP
 content."""
 
 

@@ -315,7 +315,7 @@ class TurnConsumer:
         with self._recording_end("part"):
             async for event in answer_parts(self._requests, parts, opened, lambda: self.turn.cancelled):
                 self.consume([event])
-                if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part
+                if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer for a part
                     answered += 1
                     if answered > self.turn.trace.parts:
                         self.turn.trace = replace(self.turn.trace, parts=answered, tries=1)

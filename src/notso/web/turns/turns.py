@@ -62,8 +62,8 @@ class Turns:
         # The finish reason is None if the turn failed.
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
-        # Forwards a method call (name, arguments) to all other replicas, because one of them may run the turn. Returns
-        # False if there are none.
+        # Forwards a method call (name, arguments) to all other replicas, because one of them may be running the turn.
+        # Returns False if there are none.
         self.forward: Callable[..., bool] = lambda method, *arguments: False
         self.marks: dict[str, Mark] = {}
         self._host = requests.host
@@ -122,7 +122,7 @@ class Turns:
                 callback(turn)
 
     def _newest_of(self, chat_id: str) -> Turn | None:
-        # When a chat has been cleared, its stopped turn may still be running when the next turn starts.
+        # After a chat is cleared, its stopped turn may still be running when the next turn starts.
         turns = (each.turn for each in reversed(self._consumers.values()))
         return next((turn for turn in turns if turn.message.chat_id == chat_id), None)
 
@@ -159,7 +159,7 @@ class Turns:
         return consumer.stats if consumer is not None else None
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
-        """Stop a turn. Return False if it does not run in this process."""
+        """Stop a turn. Return False if it is not running in this process."""
         if not interrupted:
             access_log.info("stop requested; id %s", generation_id)
         consumer = self._consumers.get(generation_id)
@@ -204,7 +204,7 @@ class Turns:
         return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
-        """End a turn's reasoning. Return False if the turn does not run in this process."""
+        """End a turn's reasoning. Return False if the turn is not running in this process."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.forward("answer_now", generation_id)

@@ -56,7 +56,7 @@ _Text = Annotated[str, Field(max_length=MAX_TEXT)]
 _Name = Annotated[str, Field(max_length=200)]
 _NonemptyName = Annotated[str, Field(min_length=1, max_length=200)]
 _Count = Annotated[int, Field(ge=0, le=1 << 31)]
-_Position = Annotated[int, Field(ge=0, le=MAX_TEXT)]  # in a text
+_Position = Annotated[int, Field(ge=0, le=MAX_TEXT)]  # index in the answer or its reasoning
 _UnixTime = Annotated[int, Field(ge=0, le=1 << 60)]  # in milliseconds
 _Milliseconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 

@@ -153,7 +153,7 @@ class ExportReader:
     def chats(self, documents: Iterable[JsonDocument]) -> Iterator[tuple[Kind, JSON]]:
         """Yield chats in our export format ("own") and OpenAI message lists ("openai").
 
-        Raises ImportFormatError if the file is invalid, too large, or has no readable chat.
+        Raises ImportFormatError if the file is invalid or too large, or has no readable chat.
         """
         found = 0
         for kind, value in self._convert_all(documents):

@@ -148,7 +148,7 @@ router = APIRouter()
 MAX_HITS, MOST_HITS = 40, 1000  # number of search results shown at first, and maximum number
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
-"""Markdown syntax, removed from search hits, which are shown as plain text."""
+"""Markdown syntax to remove from search hits, which are shown as plain text."""
 
 
 @router.get("/chats", dependencies=[GUARDED])

@@ -101,7 +101,7 @@ async def _call_plugin(process: PluginProcess, kind: str, params: Mapping[str, A
 router = APIRouter()
 
 OFFER_SECONDS = 60.0
-MAX_CHOICES = 1000  # fields of the form that enables tools; each plugin may have 32 tools
+MAX_CHOICES = 1000  # maximum number of fields in the form that enables tools; each plugin may have 32 tools
 
 
 @router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])

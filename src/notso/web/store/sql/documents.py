@@ -46,7 +46,7 @@ from notso.web.values.ids import new_id
 # disk cache must be cleared manually.
 STALE_DAYS = 30
 # Records of stale caches are numbered before they are committed, so a lower number may become visible after a higher
-# one. Therefore, each query for records starts this far below the highest number of the cleared caches.
+# one. Therefore, each query for records starts this far below the highest number whose cache has been cleared.
 COMMIT_SPREAD = 1000
 ROWS_AT_ONCE = 200
 

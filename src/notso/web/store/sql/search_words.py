@@ -121,7 +121,7 @@ def tsquery(terms: Sequence[Term]) -> str:
 
 
 def to_tsvector(text: str) -> str:
-    """Return a text as a `tsvector` literal, which contains only the first words of a very long text."""
+    """Convert text to a `tsvector` literal. Only the first words of very long text are included."""
     places: dict[str, list[int]] = {}
     remaining_bytes = MAX_VECTOR_BYTES
     for place, word in enumerate(split_words(text[:MAX_INDEXED_CHARACTERS]), 1):

@@ -464,7 +464,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         restored = [str(each["id"]) for each in hidden]
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
-        # If a message with its replies is restored, show its branch again.
+        # When a message and its replies are restored, show the message's branch again.
         top = db.execute(
             "SELECT m.id FROM messages m JOIN messages p ON p.id = m.parent_id AND p.trash_id IS NULL"
             " WHERE m.chat_id = ? AND m.trash_id = ? AND m.owner = ?",

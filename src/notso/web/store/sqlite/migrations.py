@@ -134,8 +134,8 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 8: SQLite's query planner assumes ten messages per owner, and therefore preferred sizes_of_owners to the index of
-    # ids. As a partial index, sizes_of_owners is used only for the sum of sizes.
+    # 8: SQLite's query planner assumes ten messages per owner, so it preferred sizes_of_owners to the index of ids. As
+    # a partial index, sizes_of_owners is used only for the sum of sizes.
     """
     DROP INDEX sizes_of_owners;
     CREATE INDEX sizes_of_owners ON messages (owner, size) WHERE size > 0;

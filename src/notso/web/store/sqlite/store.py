@@ -1,4 +1,4 @@
-"""ChatStore in a SQLite file, with one writer thread and several reader threads; also its backups."""
+"""ChatStore in a SQLite file, with one writer thread and several reader threads. Also makes and reads backups."""
 
 from __future__ import annotations
 
