@@ -6,7 +6,7 @@ reachable again, each replica sends whole logs, and calls the functions in `at_g
 even lose all its data.
 
 `ValkeyCounters` counts requests across all replicas, with the scripts of the `limits` library. While the Valkey server
-is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
+is unreachable, each replica counts separately, so N replicas admit up to N times the limit.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def owner_of_key(key_id: str) -> str:
 
 
 class IssuedKeys:
-    """Looks up keys at every request, so that revocation takes effect at once on all servers.
+    """Looks up keys on every request, so that revocation takes effect at once on all servers.
 
     While the store fails, keys found within the last CACHE_SECONDS remain valid.
     """

@@ -472,9 +472,9 @@ class ChatStore(Protocol):
     async def shown_before(
         self, owner: str, chat_id: str, message_id: str, limit: int, *, first: int | None = None
     ) -> ShownChat | None:
-        """Return the `limit` messages before this one, by the same rules as `shown_chat`.
+        """Return the `limit` messages before this one, or before index `first` of its branch.
 
-        With `first`, return messages before index `first` of the branch.
+        The rules are those of `shown_chat`.
         """
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...

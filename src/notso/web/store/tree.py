@@ -25,7 +25,7 @@ N = TypeVar("N", bound=Node)
 def shown_path(
     messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None
 ) -> list[ShownMessage]:
-    """Return the branch that contains the message `through`, or, if None, the chosen or newest branch."""
+    """Return the branch that contains the message `through` (None: the chosen or newest branch)."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
@@ -48,7 +48,7 @@ def branch_end(path: list[ShownMessage], limit: int, first: str | None = None) -
 def count_shown(newest_first: Iterable[tuple[str, int]], limit: int) -> int:
     """Return how many of these messages (role and size) to show.
 
-    `limit` is rounded up to whole turns. Only the newest turn may exceed MOST_SHOWN_CHARACTERS in total.
+    `limit` is rounded up to whole turns. The total exceeds MOST_SHOWN_CHARACTERS only if the newest turn does.
     """
     count = whole = characters = 0
     for role, size in newest_first:

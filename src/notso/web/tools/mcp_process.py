@@ -54,7 +54,7 @@ MAY_ASK = frozenset({"tools/call", "prompts/get", "resources/read"})
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
 NICENESS = 10  # gives MCP servers a lower priority than the pages and the model
 READ_BYTES = 65_536
-PARSING_SECONDS = 0.005  # reading pauses after this much time spent on parsing a server's messages
+PARSING_SECONDS = 0.005  # after a server's messages have been parsed for this long, reading pauses
 PAUSE_FACTOR = 19
 """The pause is this many times as long as the parsing, so that a server gets at most 5% of the event loop's time."""
 WRITE_SECONDS = 10.0  # time within which a server must read a message

@@ -137,7 +137,7 @@ class McpServer:
         if task is None:
             return
         if self._client is None:
-            task.cancel()  # the task still waits for the server's first response, and does not notice `_stop_requested`
+            task.cancel()  # the task is waiting for the server's first response, and does not notice `_stop_requested`
         self._client = None
         _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
         for each in late:

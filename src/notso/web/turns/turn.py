@@ -15,7 +15,7 @@ from notso.web.turns.turn_log import TurnLog
 @dataclass(eq=False)
 class Turn:
     message: StoredMessage  # at first the stored answer, which may be partial; in the end, the answer to store
-    request: Request  # for the whole answer, even if part of it exists
+    request: Request  # for the whole answer, even if part of it already exists
     trace: AnswerTrace
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning

@@ -122,7 +122,8 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
-    # 7: covering indexes, so that queries for branches and sorted lists read no message rows; total size per owner.
+    # 7: message sizes; covering indexes, so that queries for branches, sorted lists and the total size of an owner's
+    # messages read no message rows.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);
