@@ -73,7 +73,7 @@ class _Text(HTMLParser):
 
 
 def extract_text(html: str) -> str:
-    """Return the title and text of a page, without scripts, styles and navigation."""
+    """Return the title and text of a page, without scripts, styles or navigation."""
     parser = _Text()
     parser.feed(html)
     parser.close()
