@@ -1,4 +1,4 @@
-"""Reading of files that users specify: regular files of bounded size, and text with or without a byte order mark."""
+"""Read files that users specify: regular files of bounded size, and text with or without a byte order mark."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def batch(
     ray: Annotated[
         bool,
         typer.Option(
-            "--ray", help="Run on a Ray cluster (RAY_ADDRESS) or on local Ray (requires the optional extra `ray`)."
+            "--ray",
+            help="Run on a Ray cluster (RAY_ADDRESS) or a local Ray instance (requires the optional extra `ray`).",
         ),
     ] = False,
     count: Annotated[
@@ -94,8 +95,8 @@ def batch(
         chosen: dict[str, Any] = {"context_tokens": context, "threads": threads, "kv": kv, "device": device}
         if not ray:
             load = partial(engines.open_engine, model, **chosen, fetch=fetch)
-            # A batch that is already complete needs no engine. Reloads are silent, because their messages would
-            # disturb the progress bar.
+            # Loaded only now, because a batch that is already complete needs no engine. Reloads are silent, because
+            # their messages would disturb the progress bar.
             engine = BatchEngine(load(silent=as_json), partial(load, silent=True))
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if engine is None:
@@ -139,7 +140,7 @@ def _print_summary(source: BatchInput, already_done: int, answered: int, failed:
 # Request lines per Ray task: twice an engine's default concurrency, to keep the engine busy. If an engine is lost, Ray
 # repeats its whole task, so larger tasks would waste more work.
 REQUESTS_PER_TASK = 32
-# Pause of a worker after a failed task, so that the other workers get most of the remaining tasks.
+# A worker pauses for this long after a failed task, so that the other workers get most of the remaining tasks.
 FAILED_PAUSE_SECONDS = 60.0
 
 
@@ -160,8 +161,8 @@ class BatchWorker:
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         from notso.smollm3.errors import NotsoError
 
-        # An exception would end the batch on all machines. If the engine keeps failing, its error is therefore returned
-        # after the completed answers.
+        # An exception would end the batch on all machines. Therefore, if the engine keeps failing, its error is
+        # appended to the completed answers.
         task = _WorkerBatch([_line_from_json(text) for text in batch["request"]])
         if self._has_failed:
             time.sleep(FAILED_PAUSE_SECONDS)
@@ -211,7 +212,7 @@ def answer_on_cluster(
     options = {**engine_options, "model": model}
     missing = [_line_to_json(line) for line in source.lines() if line.id not in sink.done]
     tally, failure = Tally(), ENGINE_FAILED
-    failing = set[str]()  # workers that failed since the last answer
+    failing = set[str]()  # workers that have failed since the last answer
     report("answering", len(sink.done), len(source.ids))
     with control.ray_connection(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
         for text in answers(missing, BatchWorker, options, engines=count, requests_per_call=REQUESTS_PER_TASK):

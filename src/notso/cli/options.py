@@ -124,7 +124,8 @@ Weights = Annotated[
     ),
 ]
 KV = Annotated[
-    KVChoice, env_option("--kv", variable="NOTSO_KV", help="KV cache type; auto chooses by model, context and memory.")
+    KVChoice,
+    env_option("--kv", variable="NOTSO_KV", help="KV cache type; auto: chosen for the model, context and memory."),
 ]
 MaxNumSeqs = Annotated[
     int | None,

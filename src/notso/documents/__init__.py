@@ -1,1 +1,1 @@
-"""Extraction of text from documents, in a sandboxed child process."""
+"""Extract text from documents in a sandboxed child process."""

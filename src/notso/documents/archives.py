@@ -1,4 +1,4 @@
-"""Reading of untrusted ZIP archives and XML. Sizes are checked before inflating, and XML entities are rejected."""
+"""Read untrusted ZIP archives and XML. Sizes are checked before inflating, and XML entities are rejected."""
 
 from __future__ import annotations
 

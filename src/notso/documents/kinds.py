@@ -1,4 +1,4 @@
-"""Detection of a document's kind (by content, then by file name), and reading of each kind."""
+"""Detect a document's kind (by content, then by file name), and read each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extraction of the visible text of HTML. Nothing is fetched; scripts, styles and hidden elements are omitted."""
+"""Extract the visible text of HTML. Nothing is fetched; scripts, styles and hidden elements are omitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting of a document's text into passages, the units that a search finds and quotes."""
+"""Split a document's text into passages, the units that searches return and answers quote."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _trimmed_passage(text: str, page: int, start: int, end: int) -> Passage | No
 
 
 def group_passages(text: str, passages: Sequence[Passage], max_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join adjacent passages into volumes of up to about `max_tokens` tokens; yield volumes and their last pages."""
+    """Join adjacent passages into volumes of up to about `max_tokens` tokens; yield (volume, number of its last page)."""
     # A page larger than `max_tokens` is divided between volumes. All other pages are kept whole.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     page_sizes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Decoding of text in any encoding, and extraction of text from e-mail."""
+"""Decode text in any encoding, and extract text from e-mail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation of a new plugin from a template with examples and a passing test."""
+"""Create a new plugin from a template with examples and a passing test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation of a plugin's results and of its offer, the description of what the plugin provides."""
+"""Validate a plugin's results and its offer, the description of what the plugin provides."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _check_schema(schema: Any) -> str:
 
 def _check_seconds(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # `math.isfinite` would raise OverflowError for an integer that no float can represent.
+    # `math.isfinite` would raise OverflowError for an integer that is too large for a float.
     return "" if is_number and 0 < value <= sys.float_info.max else "must be a number above 0"
 
 

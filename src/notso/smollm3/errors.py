@@ -23,7 +23,7 @@ class ModelFileError(ModelError):
 
 
 class AdapterFileError(ModelFileError):
-    """The file is not a supported adapter of this model."""
+    """The file is not a supported adapter for this model."""
 
 
 class TemplateError(ModelError):
@@ -50,7 +50,7 @@ def require(holds: bool, name: str, what: str) -> None:
 
 def iterate(values: Any, name: str, what: str) -> Iterator[Any]:
     """Return an iterator over `values`. Raises InvalidRequestError ("NAME must be WHAT")."""
-    # isinstance(values, Iterable) would accept arrays without dimensions and reject some sequences.
+    # isinstance(values, Iterable) would accept zero-dimensional arrays and reject some sequences.
     try:
         return iter(values)
     except TypeError:
@@ -72,7 +72,7 @@ class ContextLengthError(InvalidRequestError):
 
 
 class UnknownOptionError(InvalidRequestError, TypeError):
-    """No setting has this name; `param` is the name."""
+    """An option is unknown; `param` is its name."""
 
 
 class OutOfMemoryError(ModelError):

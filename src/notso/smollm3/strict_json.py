@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON, and comparison of values in other programs' settings."""
+"""Parse untrusted JSON, and compare values in other programs' settings."""
 
 from __future__ import annotations
 

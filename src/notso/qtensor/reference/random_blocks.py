@@ -1,4 +1,4 @@
-"""Fast generation of random blocks for synthetic models, kernel tests and device checks.
+"""Quickly generate random blocks for synthetic models, kernel tests and device checks.
 
 The integers of quantized formats are random bytes. Scales and minima are chosen so that values have the given standard
 deviation and, like trained weights, a mean near 0.

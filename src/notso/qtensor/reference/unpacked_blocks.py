@@ -1,4 +1,4 @@
-"""Unpacking of the quantized block formats: from bytes to integers and scales.
+"""Unpack the quantized block formats: from bytes to integers and scales.
 
 This is the numpy reference for `native/blocks.h` and `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are
 (n, block_bytes) uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.

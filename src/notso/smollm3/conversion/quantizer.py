@@ -1,4 +1,4 @@
-"""Quantization of a float model to block formats, with llama.cpp's type names."""
+"""Quantize a float model to block formats, with llama.cpp's type names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents and memory requirements of a GGUF file, as JSON-compatible values, without loading the model.
+"""Report the contents and memory requirements of a GGUF file as JSON-compatible values, without loading the model.
 
 Files of other models are inspected, too; `problem` then states why this program cannot run the file.
 """
@@ -184,7 +184,7 @@ def _format_totals(tensors: Mapping[str, QTensor]) -> tuple[FormatTotal, ...]:
 
 
 def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
-    # Values of wrong types are skipped; loading the tokenizer reports them.
+    # Values of the wrong type are skipped here; they are reported when the tokenizer is loaded.
     if "tokenizer.ggml.tokens" not in metadata:
         return None
 
@@ -212,7 +212,7 @@ def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
 
 
 def weight_bytes_per_token(tensors: Mapping[str, QTensor], weights: SmolLM3Weights) -> int:
-    """Return the number of weight bytes that decoding a token reads."""
+    """Return the number of bytes of weights that are read to decode one token."""
     # Decoding reads one row of the embedding, and all other weights. A tied embedding is also the output head, which is
     # read completely.
     read: int = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes

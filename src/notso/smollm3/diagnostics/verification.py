@@ -1,4 +1,4 @@
-"""Verification of a model file's integrity and of this machine's kernels.
+"""Verify a model file's integrity and this machine's kernels.
 
 Checks:
 

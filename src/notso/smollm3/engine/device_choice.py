@@ -1,4 +1,4 @@
-"""Selection of the device that runs a model: the requested device, or the best available one."""
+"""Select the device that runs a model: the requested device, or the best available one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution of the steps that the scheduler plans."""
+"""Execute the steps that the scheduler plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migration of the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
+"""Migrate the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
 
 A background thread copies each layer and, if requested, packs the copy (rearranges it for the kernels). Between
 steps, the engine replaces the layer with its copy and releases the file's pages, so that at most one layer is in memory

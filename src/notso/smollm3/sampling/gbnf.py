@@ -1,4 +1,4 @@
-"""Translation of GBNF grammars (llama.cpp's notation) to Lark.
+"""Translate GBNF grammars (llama.cpp's notation) to Lark.
 
     root ::= "yes" | "no" [.!]?
 

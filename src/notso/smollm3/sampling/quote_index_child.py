@@ -1,4 +1,4 @@
-"""Indexing of long texts in a confined child process, so that other work is not delayed."""
+"""Index long texts in a confined child process, so that other work is not delayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling of the next token.
+"""Sample the next token.
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. As in Hugging Face's generation, for which SmolLM3's recommended

@@ -1,4 +1,4 @@
-"""Completion of structured answers within their token limit.
+"""Complete structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
 length of the shortest ending. Near the limit, a token is accepted only if an ending that fits in the remaining tokens

@@ -1,4 +1,4 @@
-"""Rendering of conversations with a model's chat template. Content never yields control tokens.
+"""Render conversations with a model's chat template. Content never yields control tokens.
 
 Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else in the prompt.
 Every special token begins with `<`, so a special token in the rendered text comes from the template or, for past

@@ -1,4 +1,4 @@
-"""Writing of LoRA adapters, as GGUF files or merged into the base model."""
+"""Write LoRA adapters, as GGUF files or merged into the base model."""
 
 from __future__ import annotations
 

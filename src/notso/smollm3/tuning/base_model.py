@@ -1,4 +1,4 @@
-"""Loading of a base model as a transformers module, from a GGUF file or a folder."""
+"""Load a base model as a transformers module, from a GGUF file or a folder."""
 
 from __future__ import annotations
 

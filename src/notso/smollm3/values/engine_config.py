@@ -48,7 +48,7 @@ class EngineConfig:
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
         background, in a packed layout if the kernels support it. "auto" copies weights if possible and
         worthwhile, and packs them if no operation gets slower.
-    kv: KV cache format. "auto" chooses by model, context and memory.
+    kv: KV cache format. "auto": chosen for the model, context and memory.
     max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.

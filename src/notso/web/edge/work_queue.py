@@ -16,10 +16,10 @@ from notso.web.values.wording import words
 T = TypeVar("T")
 
 LARGE_BYTES = 64 * 1024
-"""Inputs above this size are queued. Smaller ones take milliseconds to process and run without queuing."""
+"""Work on inputs above this size is queued. Smaller inputs take only milliseconds, so they are not queued."""
 
 MOST_WAITING = 64
-"""Capacity of the queue. When it is full, owners below an equal share may still add items (see `has_capacity`)."""
+"""Capacity of the queue. When full, an owner with less than an equal share of it may still add items (`has_capacity`)."""
 
 SMALL_THREADS = 4
 """Threads per queue for work on small inputs. Queues do not share threads, so that blocked threads do not delay other

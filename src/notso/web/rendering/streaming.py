@@ -1,4 +1,4 @@
-"""Incremental rendering of Markdown. Complete blocks are rendered once, and the rest (the tail) at each update."""
+"""Incrementally render Markdown. Complete blocks are rendered once, and the rest (the tail) at each update."""
 
 from __future__ import annotations
 

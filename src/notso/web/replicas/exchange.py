@@ -48,7 +48,7 @@ class Exchange(Protocol):
         """Whether the last attempt to reach the other replicas failed."""
 
     def send(self, kind: str, **body: Any) -> None:
-        """Send a message to all other replicas once they are reachable. If too many messages wait, drop the oldest."""
+        """Send a message to all other replicas once they are reachable. If too many are waiting, drop the oldest."""
 
     def subscribe(self, kind: str, subscriber: Subscriber) -> None:
         """Call `subscriber` for each message of this kind."""
@@ -60,9 +60,9 @@ class Exchange(Protocol):
         """While the context is open, pass the changes from a published log to `apply_changes`."""
 
     async def claim(self, name: str, holder: str) -> str:
-        """Claim a name for `holder` until `release` or the end of this replica.
+        """Claim a name for `holder` until `release` is called or this replica stops.
 
-        Returns '' on success, otherwise the current holder. Succeeds if the other replicas are unreachable.
+        Returns '' on success, otherwise the current holder. Also succeeds if the other replicas are unreachable.
         """
 
     def release(self, name: str) -> None: ...
@@ -71,10 +71,10 @@ class Exchange(Protocol):
         """Return whether a running replica has claimed the name; True if unknown."""
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
-        """Store a value for all replicas once they are reachable. If too many values wait, drop the oldest."""
+        """Store a value for all replicas once they are reachable. If too many values are waiting, drop the oldest."""
 
     async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
-        """Return a stored value or None; `if_unreachable` if the storage is unreachable."""
+        """Return a stored value, or None. If the storage is unreachable, return `if_unreachable`."""
 
     def start(self) -> None: ...
 

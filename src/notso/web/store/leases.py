@@ -1,4 +1,4 @@
-"""Renewal of this process's lease, and takeover of turns from processes that have ended.
+"""Renew this process's lease, and take over turns from processes that have ended.
 
 A lease is a process's temporary claim to the turns (questions with unfinished answers) that it generates. After it
 expires, another process continues these turns, or marks them as interrupted if they cannot be continued.

@@ -1,4 +1,4 @@
-"""Selection of the database: SQLite files in the data directory, or PostgreSQL."""
+"""Select the database: SQLite files in the data directory, or PostgreSQL."""
 
 from __future__ import annotations
 

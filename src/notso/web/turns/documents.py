@@ -1,4 +1,4 @@
-"""Insertion of documents into prompts.
+"""Insert documents into prompts.
 
 If the documents fit in the context, they are inserted whole. Those of the first question, or of all messages that a
 summary replaces, become the "head" of the prompt; those of a later question precede that question. If the documents do

@@ -1,4 +1,4 @@
-"""Selection of kernels and threads. Only this module and cuda/driver.py import the native module."""
+"""Select kernels and threads. Only this module and cuda/driver.py import the native module."""
 
 from __future__ import annotations
 

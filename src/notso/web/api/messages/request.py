@@ -170,7 +170,7 @@ def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str,
 
 
 def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
-    """Restore an earlier block's generated text, which begins with the quotations."""
+    """Return an earlier block's text as it was generated: with its citations as quotations at the beginning."""
     quotations = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
@@ -182,7 +182,7 @@ def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
 
 # Name -> pattern of a line that changes with every request and would prevent the reuse of cached prompts. A line is
 # removed only from the start of the system prompt, and only if the pattern matches the whole line. Quantifiers are
-# possessive, so that a malicious text cannot cause slow backtracking.
+# possessive, so that malicious input cannot cause slow backtracking.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version and launch mode, and a checksum, which is different for every request.
     "x-anthropic-billing-header": re.compile(
@@ -219,7 +219,7 @@ class MessageRequest(ApiRequest):
     documents: RequestDocuments = field(default_factory=RequestDocuments)
 
     def apply_edits(self, engine: ChatEngine) -> MessageRequest:
-        """Apply the context edits. Raises the errors of `count_prompt`."""
+        """Apply the context edits. Raises the same errors as `count_prompt`."""
         if self.management is None or not self.management.edits:
             return self
         messages, applied = apply_edits(
@@ -309,7 +309,7 @@ def _budget(fields: CountFields) -> int | None:
 
 
 def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
-    # The prompt omits the blocks of server tools, and upload blocks. The response names each omitted type.
+    # Blocks of server tools and upload blocks are left out of the prompt. The response names each omitted type.
     left_out = hints_of_types(
         (f"messages.{number}.content.{at}", block.type)
         for number, turn in enumerate(fields.messages)
@@ -438,7 +438,8 @@ def _user_message(turn: UserTurn, documents: RequestDocuments, files: Files, pin
 
 
 def _assistant_message(turn: AssistantTurn, documents: RequestDocuments, *, keeps_reasoning: bool) -> Message:
-    # Reasoning stays in the prompt until the next turn starts, or longer with the edit `clear_thinking`.
+    # By default, reasoning stays in the prompt until the next turn starts. The edit `clear_thinking` specifies how many
+    # turns keep it.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]

@@ -1,4 +1,4 @@
-"""Generator of docs/compatibility.md from the field tables: `python -m notso.web.api.server.compatibility`."""
+"""Generate docs/compatibility.md from the field tables: `python -m notso.web.api.server.compatibility`."""
 
 from __future__ import annotations
 

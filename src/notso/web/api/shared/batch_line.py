@@ -1,4 +1,4 @@
-"""Parsing of batch file lines in OpenAI's format, shared by the API and `notso batch`."""
+"""Parse batch file lines in OpenAI's format, for the API and `notso batch`."""
 
 from __future__ import annotations
 

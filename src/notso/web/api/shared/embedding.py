@@ -1,4 +1,4 @@
-"""Computation of embeddings, shared by the APIs."""
+"""Compute embeddings for all APIs."""
 
 from __future__ import annotations
 

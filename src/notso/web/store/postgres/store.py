@@ -43,8 +43,8 @@ class PostgresStore(SQLStore):
         if not self._is_open:
             await self._lease_thread.run(self._connections.open)
             self._is_open = True
-            # Only this process's lease is renewed here. Heartbeats handle the answers of ended processes when their
-            # leases expire.
+            # Only this process's lease is renewed here. When the lease of a process that has exited expires, a
+            # heartbeat handles the answers of that process.
             await self._lease_thread.run(lambda: self._connections.write(PostgresDatabase.renew))
 
     async def close(self) -> None:
