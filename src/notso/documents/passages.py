@@ -83,7 +83,7 @@ def _trimmed_passage(text: str, page: int, start: int, end: int) -> Passage | No
 
 
 def group_passages(text: str, passages: Sequence[Passage], max_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join adjacent passages into volumes of up to about `max_tokens` tokens; yield (volume, number of its last page)."""
+    """Join adjacent passages into volumes of up to about `max_tokens` tokens; yield (volume, last page number)."""
     # A page larger than `max_tokens` is divided between volumes. All other pages are kept whole.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     page_sizes: dict[int, int] = {}

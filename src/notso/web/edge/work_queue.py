@@ -19,7 +19,7 @@ LARGE_BYTES = 64 * 1024
 """Work on inputs above this size is queued. Smaller inputs take only milliseconds, so they are not queued."""
 
 MOST_WAITING = 64
-"""Capacity of the queue. When full, an owner with less than an equal share of it may still add items (`has_capacity`)."""
+"""Capacity of the queue. When full, an owner with less than an equal share may still add items (`has_capacity`)."""
 
 SMALL_THREADS = 4
 """Threads per queue for work on small inputs. Queues do not share threads, so that blocked threads do not delay other
