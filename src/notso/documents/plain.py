@@ -30,7 +30,7 @@ _MARKS = (
 _DECLARED = re.compile(
     rb"""(?:<meta\s[^<>]*?charset|\A\s*<\?xml\s[^<>]*?encoding)\s*=\s*["']?([A-Za-z0-9_.:-]{2,40})""", re.IGNORECASE
 )
-# Files often declare an encoding but use characters of its superset. Browsers also decode such files as the superset.
+# Files often declare an encoding but contain characters of its superset, so the superset is used, as in browsers.
 _SUPERSETS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874", "gb2312": "gb18030"},
     **{"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
@@ -62,7 +62,7 @@ _UNTEXTUAL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MAX_UNTEXTUAL_SHARE = 0.01
 MIN_ZEROS = 0.4  # minimum share of zero bytes in UTF-16 text of Western languages
 MIN_ASCII_SHARE = 0.005  # minimum share of ASCII characters, such as spaces, in UTF-16 text
-# Data in Base64, such as images in Markdown and notebooks: one line, or lines of equal length.
+# Base64 data, such as images in Markdown and notebooks, on one line or on lines of equal length.
 _KINDS_OF_DIGITS = tuple(map(re.compile, ("[a-z]", "[A-Z]", "[0-9]")))
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,}[ \t]*(?:\\n)?\r?\n?[ \t]*)+(?:[A-Za-z0-9+/]{0,59}={1,2})?")
 _FOLD = re.compile(rb"\r?\n[ \t]")
@@ -72,26 +72,26 @@ _QUOTED_PRINTABLE = re.compile(
 )
 MIN_DATA_CHARACTERS = 1_000
 MAX_PARTS = 1_000
-MANY_MORE_WORDS = 2  # an HTML alternative is preferred if it has more than this many times the words of the other one
+MANY_MORE_WORDS = 2  # HTML is preferred if it has more than this many times as many words as the other version
 _WORD = re.compile(r"\w+")
 
 # Constants of `guess_legacy_encoding`, which compares the frequencies of letters and characters.
 _GUESS_SAMPLE = 1 << 15
 MIN_SCORE = 0.55
 MAX_LETTER_SCORE = 0.8  # approximately the highest `_letter_score` of real text
-MIN_MISPLACED = 2  # two different signs within words suggest another encoding; one may be a separator
+MIN_MISPLACED = 2  # two different signs within words suggest another encoding; a single one may be a separator
 MIN_FREQUENT = 0.85
 MIN_KANA = 0.15
 _FOREIGN = re.compile("[^\0-\x7f]")
 _AFTER_SMALL = re.compile("([a-z])([^\0-\x7f])(?=([a-z]?))")
 _WITHIN_WORDS = frozenset("\xa0\xad·‘’–—´¦¬\u200b")
-_APOSTROPHE = re.compile(r"(?<![a-zα-ώ])’(?=[Ά-ώ])")  # the byte of ’ in ISO-8859-7 is Ά in Windows-1253
-# In other scripts, letters form words of their own. In Western text, letters outside ASCII occur within words of ASCII
-# letters, where two bytes may look like a Chinese character.
+_APOSTROPHE = re.compile(r"(?<![a-zα-ώ])’(?=[Ά-ώ])")  # the byte that is ’ in ISO-8859-7 is Ά in Windows-1253
+# In other scripts, whole words consist of non-ASCII letters. In Western text, non-ASCII letters occur within words of
+# ASCII letters, and two bytes of such a word may look like a Chinese character.
 _RUNS = re.compile("([A-Za-z]?)([^\0-\x7f]+)([A-Za-z]?)")
 MIN_IN_WORDS, MAX_BESIDE_LATIN = 0.6, 0.4
 _KANA = re.compile("[\u3041-\u30fe]")
-# Signs that are letters in other encodings: m³, £5, ½.
+# Signs with bytes that are letters in other encodings, as in m³, £5 and ½.
 _MEASURES = re.compile(r"\b[a-zµ]{0,2}[¹²³](?!\w)|[£¥¢±×](?=\W?\d)|(?<![^\W\d])[¼½¾](?![^\W\d])|µ")
 _PUNCTUATION = frozenset("\xa0«»‘’‚“”„†•…–—€§©®°·º")
 
@@ -140,13 +140,13 @@ _LATIN = (
     ("cp852", "IBM852", _CENTRAL),
     ("cp437", "IBM437", _WESTERN),
 )
-# Subtracted from the shares of encodings for Vietnamese and Baltic languages. A list of names from several Western
-# languages may contain the same letters.
+# Subtracted from the shares of the encodings for Vietnamese and Baltic languages, because a list of names from several
+# Western languages may contain the same letters.
 _DOUBTS = {"cp1257": 0.015, "iso8859-13": 0.015, "cp1258": 0.15}
 
 
 def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
-    """Return the text, and its encoding if it was guessed. is_markup: use an encoding that HTML or XML declares.
+    """Return the text and, if it was guessed, the encoding. is_markup: use an encoding that HTML or XML declares.
 
     Raises UnreadableError.
     """
@@ -167,7 +167,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
             return _require_text(_decode(data, declared[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
             pass  # an unknown or wrong encoding
-    if b"\x1b$" in data[:_SAMPLE] and data.isascii():  # escape sequences that switch to Japanese
+    if b"\x1b$" in data[:_SAMPLE] and data.isascii():  # escape sequences that select Japanese characters
         with suppress(UnicodeDecodeError):
             return _require_text(data.decode("iso2022_jp_ext")), "ISO-2022-JP"
     if (utf16 := _guess_utf16(data[:_SAMPLE])) is not None:
@@ -177,7 +177,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
     except UnicodeDecodeError:
         pass
     text = data.decode("utf-8", "replace")
-    if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # a few damaged characters
+    if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # some are damaged
         return _require_text(text), "UTF-8"
     codec, name = guess_legacy_encoding(data)
     try:
@@ -189,8 +189,8 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
 
 
 def _guess_utf16(sample: bytes) -> str | None:
-    # In UTF-16, spaces and line breaks have a zero byte, which other encodings of text lack. With the wrong byte order,
-    # ASCII characters become other characters, some of which are unassigned.
+    # In UTF-16, spaces and line breaks contain a zero byte, which does not occur in other encodings. With the wrong byte
+    # order, ASCII characters become other characters, some of which are unassigned.
     zeros = sample.count(0)
     if not zeros or (zeros < MIN_ZEROS * len(sample) and _is_utf8_text(sample.replace(b"\0", b""))):
         return None
@@ -227,14 +227,14 @@ def _require_text(text: str) -> str:
 
 
 def omit_data(text: str) -> tuple[str, int]:
-    """Return text without data in Base64, and how many pieces of data were omitted."""
+    """Return the text without Base64 data, and the number of omitted pieces."""
     omitted = 0
 
     def shortened(found: re.Match[str]) -> str:
         nonlocal omitted
         data = found[0]
         if len(data) < MIN_DATA_CHARACTERS or not all(each.search(data) for each in _KINDS_OF_DIGITS):
-            return data  # such as a sequence of amino acids or hexadecimal digits
+            return data  # too short, or not Base64: amino acids or hexadecimal digits, for example
         omitted += 1
         return "[data left out]" + data[len(data.rstrip()) :]
 
@@ -247,12 +247,12 @@ def unfold_lines(data: bytes) -> bytes:
     def decoded(found: re.Match[bytes]) -> bytes:
         return found[1] + re.sub(rb"\r?\n", rb"\\n", a2b_qp(found[2]))
 
-    # A character may be split across two lines.
+    # Lines are joined before decoding, because a character may be split across two lines.
     return _QUOTED_PRINTABLE.sub(decoded, _FOLD.sub(b"", data))
 
 
 def email_text(data: bytes) -> tuple[str, str, list[str]]:
-    """Return subject, text and warnings of a message; attachments are listed but not read. Raises UnreadableError."""
+    """Return a message's subject, text and warnings; attachments are listed but not read. Raises UnreadableError."""
     with _parsed_message(data) as message:
         attached: list[str] = []
         lines, texts = _header_lines(message), _texts(message, attached)
@@ -284,7 +284,7 @@ def mailbox_texts(data: bytes, warnings: list[str]) -> Iterator[str]:
 
 
 def web_archive_text(data: bytes) -> tuple[str, str]:
-    """Return title and visible text of the page in an MHTML file. Raises UnreadableError."""
+    """Return the title and visible text of the page in an MHTML file. Raises UnreadableError."""
     with _parsed_message(data) as message:
         pages = (each for each in message.walk() if each.get_content_type() in ("text/html", "application/xhtml+xml"))
         content = next(map(_content, pages), "")
@@ -321,7 +321,7 @@ def _header_lines(message: EmailMessage) -> list[str]:
 
 
 def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
-    # Returns the texts of a part. Adds attachments to `attached`.
+    # Returns the texts of a part, and adds the names (or types) of its attachments to `attached`.
     if part.is_multipart():
         parts: Any = part.get_payload()
         texts = [_texts(each, attached) for each in parts]
@@ -337,8 +337,8 @@ def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
 
 
 def _best_alternative(parts: Sequence[EmailMessage], texts: Sequence[list[str]]) -> list[str]:
-    # Plain text usually comes first, but may say only that another program is needed to read the message. Parts other
-    # than HTML, such as calendars, are not preferred for their length: they have many words that programs do not show.
+    # Plain text usually comes first, but may only say that another program is needed to read the message. A longer part
+    # is preferred only if it is HTML: other parts, such as calendars, have many words that mail programs do not show.
     words = [len(_WORD.findall(" ".join(each))) for each in texts]
     best = next((at for at, count in enumerate(words) if count), 0)
     for at, part in enumerate(parts):
@@ -352,7 +352,7 @@ def _content(part: EmailMessage) -> str:
     if not isinstance(data, bytes):
         return ""
     charset, is_page = part.get_content_charset(), part.get_content_subtype() in ("html", "xhtml+xml")
-    if charset is not None or not is_page:  # otherwise, the page itself may declare its encoding
+    if charset is not None or not is_page:  # otherwise, the page may declare its encoding itself
         with suppress(LookupError, UnicodeError):
             return _decode(data, charset or "utf-8")
     return decode_guessing(data, is_markup=is_page)[0]
@@ -361,16 +361,16 @@ def _content(part: EmailMessage) -> str:
 def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     """Return the codec and the name of the most probable encoding of text that is not UTF-8 or UTF-16."""
     first = re.search(b"[\x80-\xff]", data)
-    start = max(0, first.start() - 16) if first else 0  # the characters before it are ASCII
+    start = max(0, first.start() - 16) if first else 0  # all characters before the first are ASCII
     sample = data[start : start + _GUESS_SAMPLE]
     western = _decoded(sample, "cp1252")
     if western and not any(map(str.isalpha, _FOREIGN.findall(western))):
         misplaced = {sign for sign, marked in zip(western, _mark_misplaced(western), strict=True) if sign != marked}
         if len(misplaced) < MIN_MISPLACED:
-            return _LATIN[0][:2]  # signs, which occur in any text: §§, €, “”
+            return _LATIN[0][:2]  # only signs that occur in text in any language, such as §§, € and “”
     shares = [(_largest_share(_decoded(sample, codec), languages), codec, name) for codec, name, languages in _LATIN]
     if shares[0][0] == 1:
-        return _LATIN[0][:2]  # all letters are of one Western language, as in a list of its alphabet
+        return _LATIN[0][:2]  # all letters belong to one Western language, as in a listing of its alphabet
     for codec, name in (("euc_jp", "EUC-JP"), ("cp932", "Shift_JIS")):
         text = _words(sample, codec)
         if text and len(_KANA.findall(text)) >= MIN_KANA * len(_FOREIGN.findall(text)):
@@ -382,20 +382,20 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     score, codec, name = max(scores, key=lambda each: each[0])
     if score >= MIN_SCORE:
         return codec, name
-    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # ties go to the first
+    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # `max` prefers the first
     return (codec, name) if share >= MIN_SCORE else _LATIN[0][:2]
 
 
 def _decoded(data: bytes, codec: str) -> str:
     try:
-        # A sample may end within a character.
+        # The sample may end in the middle of a character.
         return codecs.getincrementaldecoder(codec)().decode(data, final=len(data) < _GUESS_SAMPLE)
     except UnicodeDecodeError:
         return ""
 
 
 def _words(data: bytes, codec: str) -> str:
-    # Returns the text if it is valid and most characters outside ASCII form words of their own.
+    # Returns the text if it is valid and most of its non-ASCII characters form whole words; otherwise, an empty string.
     text = _decoded(data, codec)
     runs = _RUNS.findall(text)
     letters = sum(len(run) for _, run, _ in runs)
@@ -415,7 +415,7 @@ def _mark_misplaced(text: str) -> str:
 
 
 def _largest_share(text: str, languages: Iterable[Collection[str]]) -> float:
-    # Returns the largest share that one language's letters have among the characters outside ASCII.
+    # For the language that fits best, returns the share of non-ASCII characters that are its letters or punctuation.
     foreign = Counter(_FOREIGN.findall(_MEASURES.sub("", _mark_misplaced(text).lower())))
     signs = sum(count for each, count in foreign.items() if each in _PUNCTUATION)
     found = max(sum(foreign[each] for each in letters) for letters in languages)
@@ -426,7 +426,7 @@ def _letter_score(data: bytes, codec: str, letters: str) -> float:
     text = _words(data, codec)
     words = [run for _, run, _ in _RUNS.findall(text)]
     if sum(word in (word.lower(), word.upper(), word.capitalize()) for word in words) < 0.8 * len(words):
-        return 0  # capital letters within words
+        return 0  # too many words contain capital letters after the first letter
     weights = {letter: 1 - at / len(letters) for at, letter in enumerate(letters)}
     foreign = [each for each in _FOREIGN.findall(text.lower()) if each not in _PUNCTUATION]
     likelihood = 0.8 if letters[0] != letters[0].upper() and all(map(str.isupper, words)) else 1  # capital letters only

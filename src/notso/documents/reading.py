@@ -1,4 +1,4 @@
-"""Server side of reading documents. A child process reads each file and sends frames, which are not trusted."""
+"""Read each document in a child process, and check the frames that it sends, which are not trusted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXTENSION = re.compile(r"[a-z0-9]{1,10}")
 
 
 class DocumentReader:
-    """Reader of one document. `read()` blocks; `kill()` may be called from another thread."""
+    """Reads one document. `read()` blocks; `kill()` may be called from another thread."""
 
     def __init__(self, data: bytes, name: str, unconfined: bool = False, program: str = PROGRAM) -> None:
         """Start the child. Raises UnreadableError.
@@ -109,7 +109,7 @@ def assemble_document(frames: Iterator[dict[str, Any]], extend_limits: Callable[
 
 
 def parse_frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of complete frames. Raises UnreadableError for invalid frames."""
+    """Yield the object in each complete frame. Raises UnreadableError for invalid frames."""
     buffer = bytearray()
     for piece in pieces:
         buffer += piece

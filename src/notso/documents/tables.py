@@ -1,4 +1,4 @@
-"""Conversion of delimited text and spreadsheets to Markdown tables."""
+"""Convert delimited text and spreadsheets to Markdown tables."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ HEADER_EVERY = 40
 """Number of rows after which the header is repeated, so that every part of a long table has it."""
 
 MAX_CELLS = 2_000_000
-MAX_INTEGER = 1 << 53  # integers up to this one are exact floats
+MAX_INTEGER = 1 << 53  # floats represent all integers up to this one exactly
 _DELIMITERS = "\t;|,"  # in order of preference; the comma is last, because it is common within cells
 _DECLARED = re.compile(r"sep=([\t;|,])\r?\n")  # optional first line of files for Excel
 _QUOTED = re.compile(r'(?<![^\t;|,\r\n ])"(?:[^"]++|"")*+"')  # a cell, which may contain delimiters and line breaks
-# The name of a column, and numbers with decimal commas below it.
+# A column's name, followed by lines that are numbers with decimal commas.
 _DECIMALS = re.compile(r"[^\t;|,\r\n]+(?:[\r\n]++[-+]?[0-9.]++,[0-9]++)++\s*")
 _SAMPLE = 1 << 16
 
-# Cells in the XML of a sheet: those with a formula, and those with an attribute that `%` inserts. The groups are the
-# cell's attributes, and its stored value or text.
+# Cells in the XML of a sheet: those with a formula, and those with an attribute that is inserted with `%`. The groups
+# match the cell's attributes, and its stored value or text.
 _FORMULA = rb"<(?:\w+:)?f\b[^<>]*(?:/>|>[^<]*</(?:\w+:)?f>)\s*"
 _VALUE = rb"(<(?:\w+:)?v\b[^<>]*>[^<]+|<(?:\w+:)?is>(?:[^<]|<(?!/?(?:\w+:)?(?:is|c)\b))*)?"
 _FORMULA_CELL = re.compile(rb"<(?:\w+:)?c\b([^<>]*)>\s*%b%b" % (_FORMULA, _VALUE))
@@ -57,25 +57,25 @@ _ODS_UNIT = re.compile(
 _ODS_ERROR_TYPE = re.compile(rb"""value-type=["']error["']""")
 _ODS_ERROR = re.compile(rb"\s*<text:p>([^<>]{1,100})<")
 _REPEATED = re.compile(rb"""-repeated=["']([0-9]{1,7})["']""")
-_MAX_COLUMNS = 1_000  # maximum number of repetitions of a cell
+_MAX_COLUMNS = 1_000  # maximum number of times that a repeated cell is read
 _MAX_SHEET_COLUMNS = 16_384
 _MAX_FORMAT = 255  # maximum length of a number format
 _SIGNS = "-\u2212() "
 _SECTION = re.compile(r'(?:"[^"]*"|[\\_*].|\[[^][]*\]|[^;])*')  # a section of a number format
-_MAX_STYLES = 100  # maximum number of styles in one pattern
+_MAX_STYLES = 100  # maximum number of styles that a pattern lists; otherwise, it matches all styles
 _ODF_DURATION = re.compile(r"(-?)PT([0-9]{1,9})H([0-9]{1,2})M([0-9]{1,2})(?:\.[0-9]+)?S")
 _MAX_CELL_BYTES = 1 << 20
 _SHORT_CELLS = range(12, 19)
-"""Types of XLSB records for cells without a column, which SheetJS writes. The library skips these cells."""
+"""Types of XLSB records that SheetJS writes for cells without a column number. The library skips these cells."""
 _UNITS = {9: "%", 10: "%"}
 """Units of the built-in number formats."""
 _ERRORS = {0: "#NULL!", 7: "#DIV/0!", 15: "#VALUE!", 23: "#REF!", 29: "#NAME?", 36: "#NUM!", 42: "#N/A"}
-"""Errors in XLS and XLSB files."""
+"""Error codes in XLS and XLSB files, and the texts that programs show for them."""
 _LONG_CELLS = range(2, 12)
-"""Types of XLSB records for cells that are not empty; 3 and 11: errors."""
-_FONT_STRUCK = 0x08  # flag of fonts in XLS and XLSB files
+"""Types of XLSB records for cells that are not empty. Types 3 and 11 contain errors."""
+_FONT_STRUCK = 0x08  # the strikethrough flag of fonts in XLS and XLSB files
 _STRUCK = "~~"
-_MAX_CHART_COLUMNS = 20  # maximum number per series: for its values, and for the levels of its categories
+_MAX_CHART_COLUMNS = 20  # maximum number per series, including its values and the levels of its categories
 _CHART_VALUES = ("val", "yVal", "bubbleSize")
 _IDS = ("numFmtId", "fontId")
 _BOF, _EOF = 0x809, 0x0A  # types of records of XLS files
@@ -132,8 +132,8 @@ def format_delimited(text: str) -> str:
 
 
 def _uniform_rows(text: str, delimiter: str) -> int:
-    # Returns how many rows have the most frequent number of cells, ignoring rows with one cell. csv.Sniffer is not
-    # used, because it also guesses how cells are quoted, and apostrophes and doubled quotation marks mislead it.
+    # Returns the number of rows that have the most common number of cells, ignoring rows with one cell. csv.Sniffer is
+    # not used: it also guesses how cells are quoted, and is misled by apostrophes and doubled quotation marks.
     widths = Counter(len(row) for row in _rows(text, delimiter) if len(row) > 1)
     return max(widths.values(), default=0)
 
@@ -150,15 +150,15 @@ def read_spreadsheet(
 ) -> Iterator[str]:
     """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError.
 
-    read_drawings: returns the text of the charts and text boxes of a sheet (a part of an XLSX or XLSB file).
-    read_ods_text: returns the text of a cell of an ODS file (XML) if it has superscripts, otherwise an empty string.
+    read_drawings: returns the text of the charts and text boxes of a sheet, given its part of an XLSX or XLSB file.
+    read_ods_text: returns the text of an ODS cell, given its XML, if it has superscripts; otherwise an empty string.
     """
     import python_calamine
 
     if has_zip_signature(file):
         archive = Archive(file)  # checks sizes before the library inflates any member
         _check_cells(archive, warnings)
-        # A second Archive, because each can inflate only a limited amount of data.
+        # A second Archive is needed, because each one inflates only a limited amount of data.
         shown: _Shown = _ShownInArchive(Archive(file), read_ods_text)
     else:
         file.seek(0)
@@ -188,11 +188,11 @@ def read_spreadsheet(
 
 
 class _Shown:
-    # What the library does not read: percent signs and currencies (in the formats of cells, except in ODS files),
-    # errors, and superscripts.
+    # Adds what the library does not read: percent signs and currencies (which are in the formats of cells, except in
+    # ODS files), errors, and superscripts.
     def __init__(self) -> None:
-        self.parts: dict[str, str] = {}  # by name of the sheet
-        self._units: list[str] = []  # by number of the style
+        self.parts: dict[str, str] = {}  # sheet name -> part of the file
+        self._units: list[str] = []  # by style number
 
     def cells(self, sheet: int, name: str) -> Iterable[tuple[int, int, str, str]]:
         """Yield row, column, unit and text."""
@@ -202,11 +202,11 @@ class _Shown:
         return self._units[style] if style < len(self._units) else ""
 
     def added(self, sheet: int, name: str, rows: Iterable[Sequence[Any]], left: int) -> Iterator[list[str]]:
-        # Yields the texts of each row. left: the first column.
+        # Yields the texts of each row. left: number of the first column.
         groups = _Groups(self.cells(sheet, name))
         for number, row in enumerate(rows):
             yield _added_to(row, groups.get(number), left)
-        # In XLSB files, the library skips formulas that return errors, so the last rows may be missing.
+        # In XLSB files, the library skips formulas that return errors, so `rows` may lack the last rows.
         yield from (_added_to((), cells, left) for _, cells in groups.rest())
 
 
@@ -234,15 +234,15 @@ class _ShownInArchive(_Shown):
         is_binary = "xl/workbook.bin" in archive.names
         rels = self._elements(f"_rels/workbook.{'bin' if is_binary else 'xml'}.rels")
         targets = {each.get("Id", ""): each.get("Target", "") for _, each in rels}
-        self._strings: dict[int, str] = {}  # shared texts with superscripts, by number
+        self._strings: dict[int, str] = {}  # shared texts with superscripts, by index
         sheets, forms, struck, styles = self._read_binary() if is_binary else self._read_xml()
         self.parts = {name: posixpath.join("/xl", targets.get(id, ""))[1:] for name, id in sheets.items()}
         units = _UNITS | {number: _unit(form) for number, form in forms.items()}
         self._units = [_STRUCK * (font in struck) + units.get(form, "") for form, font in styles]
 
     def _read_xml(self) -> tuple[dict[str, str], dict[int, str], set[int], list[tuple[int, int]]]:
-        # Returns relationships by name of the sheet, formats by number, the numbers of strikethrough fonts, and the
-        # numbers of the format and the font of each style.
+        # Returns relationship ids by sheet name, formats by number, the numbers of strikethrough fonts, and for each
+        # style, the numbers of its format and its font.
         sheets = {
             each["name"]: each.get("id", "")
             for name, each in self._elements("workbook.xml")
@@ -329,7 +329,7 @@ class _ShownInArchive(_Shown):
                     yield row, int.from_bytes(content[:4], "little"), unit, text
 
     def _text(self, attributes: bytes, value: bytes) -> str:
-        # Returns an error or a text with superscripts. The library reads the texts of other cells.
+        # Returns the cell's error or its text with superscripts. The library reads all other texts.
         kind = _TYPE.search(attributes)
         if kind is None or not value:
             return ""
@@ -391,12 +391,12 @@ class _ShownInXLS(_Shown):
                     font, number = struct.unpack_from("<HH", content)
                     self._units.append(_STRUCK * (font in struck) + units.get(number, ""))
                 elif kind == 0x31:  # Font
-                    number = fonts + (fonts > 3)  # there is no font 4
+                    number = fonts + (fonts > 3)  # the number 4 is never used
                     struck |= {number} if struct.unpack_from("<HH", content)[1] & _FONT_STRUCK else set()
                     fonts += 1
 
     def _records(self, at: int) -> Iterator[tuple[int, bytes]]:
-        # Yields the records of a part of the workbook, without the charts within it.
+        # Yields the records of the part of the workbook that starts at `at`, without those of its charts.
         depth = 0
         while at + 4 <= len(self._workbook):
             kind, size = struct.unpack_from("<HH", self._workbook, at)
@@ -464,7 +464,7 @@ def _ole_stream(data: bytes, names: Sequence[str]) -> bytes:
             start, size = struct.unpack_from("<II", entries, at + 116)
             if size >= short_limit:
                 return sectors(chain(start, table))[:size]
-            # Short streams are in the stream of the root entry.
+            # Short streams are stored within the stream of the root entry.
             stream = sectors(chain(struct.unpack_from("<I", entries, 116)[0], table))
             places = chain(start, numbers(sectors(chain(short_table, table))), short_shift)
             return b"".join(stream[each << 6 : (each + 1) << 6] for each in places)[:size]
@@ -483,7 +483,7 @@ def _error(code: bytes) -> str:
 
 
 class _Groups(Generic[T]):
-    # Groups items by their first number, which never decreases.
+    # Groups items by their first number. The items must be in the order of these numbers.
     def __init__(self, items: Iterable[T]) -> None:
         self._groups = groupby(items, key=itemgetter(0))
         self._next: tuple[int, Iterator[T]] | None = (-1, iter(()))
@@ -499,10 +499,10 @@ class _Groups(Generic[T]):
 
 
 def _rich_texts(data: bytes) -> Iterator[str]:
-    # Yields each text of spreadsheet XML with its superscripts; empty: the text has none.
+    # Yields each text in spreadsheet XML with its superscripts or strikethrough; an empty string if it has neither.
     pieces, in_text = list[str](), False
     form: type[str] = str
-    for event in outside(xml_events(iter((data,))), lambda each: each.name == "rPh"):  # phonetic text
+    for event in outside(xml_events(iter((data,))), lambda each: each.name == "rPh"):  # omits phonetic text
         start = event.kind == "start"
         if event.kind == "text":
             if in_text:
@@ -526,7 +526,7 @@ class Chart:
     def __init__(self, events: Iterable[XMLEvent]) -> None:
         self._titles = list[str]()
         self._columns = list[dict[int, str]]()
-        # Parts of the current series: element -> number of the value (0: name of the series) -> text.
+        # Parts of the current series: element -> number of the value (0: the series' name) -> text.
         self._series: dict[str, dict[int, str]] = {}
         self._categories: dict[str, dict[int, str]] = {}  # of the last series
         self._opened = list[str]()
@@ -552,7 +552,7 @@ class Chart:
             case "ser":
                 self._series = {each: {} for each in ("cat", "xVal", "tx", *_CHART_VALUES)}
             case "lvl" if 0 < len(self._series) < _MAX_CHART_COLUMNS:
-                # The outer levels of categories, such as the years of quarters, follow the inner ones.
+                # In the file, outer levels of categories, such as years, follow the inner ones, such as quarters.
                 self._opened[-1] = f"lvl {len(self._series)}"
                 self._series = {self._opened[-1]: {}, **self._series}
             case "pt":
@@ -560,7 +560,7 @@ class Chart:
             case "numCache" | "numLit":
                 self._form = ""
 
-    def _read_text(self, event: XMLEvent) -> None:  # the text of an element may be in several events
+    def _read_text(self, event: XMLEvent) -> None:  # an element's text may arrive in several events
         if "title" in self._opened and self._opened[-1] in ("t", "v"):
             self._titles[-1] += event.name
         elif self._opened[-1] == "formatCode":
@@ -615,10 +615,10 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _unit(form: str) -> str:
-    # Returns the percent sign, the text with a currency (such as "k€"), or the unit after the number (such as "kg"),
-    # that a format adds to positive numbers.
+    # Returns what a format adds to positive numbers: the percent sign, text with a currency (such as "k€"), or a unit
+    # after the number (such as "kg").
     sections, form = form[:_MAX_FORMAT], (_SECTION.match(form[:_MAX_FORMAT]) or [""])[0]
-    if re.search(r"\[[<>=]", form):  # the unit depends on the number
+    if re.search(r"\[[<>=]", form):  # a condition: the unit depends on the number
         return ""
     marks = re.sub(r'"[^"]*"|[\\_*].|\[[^][]*\]', "", form)
     if "%" in marks:
@@ -633,24 +633,24 @@ def _unit(form: str) -> str:
     )
     is_unit = (
         re.search(r"[^\W\d_]|[°‰′″]", text)
-        and not re.match(r"[\d.,]", text)  # 0"000k" shows 5 as 5000k
+        and not re.match(r"[\d.,]", text)  # not a unit: 0"000k" shows 5 as 5000k
         and negative.strip(_SIGNS) in ("", text.strip(_SIGNS))  # excludes pairs such as Cr and Dr
         # Digits after the text belong to the number, as in 1h30.
         and re.fullmatch(r"[\s(+-]*(?:[#0?][#0?.,\s]*+|General)[\sx()°‰′″+-]*", places)
     )
-    is_scaled = re.search("[#0?],+(?![#0?,])", marks)  # shows 5 for 5,000
+    is_scaled = re.search("[#0?],+(?![#0?,])", marks)  # divides by 1,000: 5,000 is shown as 5
     return text if (is_currency or is_unit) and not is_scaled and re.fullmatch(r"\S{1,9}", text) else ""
 
 
 def _check_cells(archive: Archive, warnings: list[str]) -> None:
-    # Programs that do not compute formulas store no results, or store 0 and request a computation.
+    # Programs that do not compute formulas either store no results, or store 0 and request that they be computed.
     missing = 0
     workbook = archive.read("xl/workbook.xml") if "xl/workbook.xml" in archive.names else b""
     wants_results = b'fullCalcOnLoad="1"' in workbook
     for name in sorted(archive.names):
         if re.fullmatch(r"xl/worksheets/[^/]+\.xml", name):
             missing += sum(
-                # A formula may return an empty string, which is then not stored.
+                # If a formula returns an empty string, no result is stored.
                 wants_results or not (value or ((kind := _TYPE.search(attributes)) and kind[1] == b"str"))
                 for attributes, value in _found(_FORMULA_CELL, archive, name)
             )
@@ -670,7 +670,7 @@ def _found(
     for piece in archive.pieces(part) if part in archive.names else ():
         text = rest + piece
         last = text.rfind(b"<")
-        for found in start.finditer(text):  # the last one may continue in the next piece
+        for found in start.finditer(text):  # the last match may continue in the next piece
             last = found.start()
         if last < 0 or len(text) - last > _MAX_CELL_BYTES:
             last = len(text)
@@ -706,7 +706,7 @@ def _format_value(value: Any) -> str:
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
         is_integer = value.is_integer() and abs(value) < MAX_INTEGER
-        return str(int(value)) if is_integer else f"{value:.15g}"  # as in spreadsheets, which show 0.1 + 0.2 as 0.3
+        return str(int(value)) if is_integer else f"{value:.15g}"  # like spreadsheet programs: 0.1 + 0.2 is 0.3
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "seconds")
     if isinstance(value, timedelta):

@@ -13,7 +13,7 @@ from notso.system.confinement import Limits
 
 MIB = 1 << 20
 READER_VERSION = 3
-"""Incremented when the readers are improved, so that stored documents are read again when they are next used."""
+"""Incremented when the readers are improved, so that stored documents are read again at their next use."""
 MAX_FILE_BYTES = 64 * MIB
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 20_000_000
@@ -42,14 +42,14 @@ EXTENSIONS = CODE | {
 """Extensions of the files that are read when a folder is added. Other text files must be added individually."""
 
 UNCONFINED = "unconfined"
-"""Command-line argument that lets the child work even without Landlock or seccomp."""
+"""Command-line argument with which the child runs even if the system lacks Landlock or seccomp."""
 
 ZIP_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError),
     *(ValueError, OverflowError),
     getattr(getattr(zipfile, "zstd", None), "ZstdError", zlib.error),  # since Python 3.14
 )
-"""Exceptions that decompressors and zipfile raise for damaged, encrypted or unsupported archives and their members."""
+"""Exceptions of zipfile and decompressors for archives or members that are damaged, encrypted or unsupported."""
 
 MAX_FRAME_BYTES = MIB
 """Maximum size of a frame that the child writes."""
@@ -65,7 +65,7 @@ _PASSING = {"document_unread", "document_memory", "document_extra", "document_un
 class UnreadableError(Exception):
     """The document cannot be read. The message follows the document's name, as in `report.pdf is encrypted`.
 
-    `code` selects the translation of the message ('': none), and `values` are the numbers in it.
+    `code` selects the message's translation ('': there is none). `values`: the numbers in the message.
     """
 
     def __init__(self, message: str, code: str = "", /, **values: int) -> None:

@@ -1,4 +1,4 @@
-"""Streaming reader of DOCX files."""
+"""Read DOCX files piece by piece."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_docx(file: BinaryIO, warnings: list[str], is_chunk: bool = False) -> It
     lists = _WordLists(optional_events(archive, f"{folder}/numbering.xml"))
     styles = _word_styles(optional_events(archive, f"{folder}/styles.xml"), lists)
     kinds_of_notes = [each for each in ("footnotes", "endnotes") if f"{folder}/{each}.xml" in archive.names]
-    # A second Archive, because each can inflate only a limited amount of data.
+    # A second Archive is needed, because each one inflates only a limited amount of data.
     sections = Archive(file) if kinds_of_notes else None
     notes = _Notes(
         next(_note_settings(optional_events(archive, f"{folder}/settings.xml"))),
@@ -123,7 +123,7 @@ def _word_styles(events: Iterable[XMLEvent], lists: _WordLists) -> dict[str, _Wo
 class _WordList:
     definition: str = ""  # id of the abstract list
     levels: dict[int, ListLevel] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)  # level -> first number, if the list restarts there
+    starts: dict[int, int] = field(default_factory=dict)  # level -> first number, if the list overrides it
 
 
 class _WordLists:
@@ -163,7 +163,7 @@ class _WordLists:
                     level = levels[at] = ListLevel(restarts_after=at)
                 case "start":
                     level.start = event.number("val")
-                case "numFmt":  # the first one: a fallback may follow
+                case "numFmt":  # the first one is kept: a fallback may follow
                     own = event.get("format").partition(",")[0] if value == "custom" else ""
                     level.form = level.form or own or value
                 case "lvlText":
@@ -224,16 +224,16 @@ def _field_levels(labels: Iterable[str]) -> dict[int, ListLevel]:
 
 
 class _Notes:
-    # The marks of footnotes ("f") and endnotes ("e").
+    # Numbers footnotes ("f") and endnotes ("e").
     def __init__(self, settings: dict[str, XMLEvent], sections: Iterator[dict[str, XMLEvent]]) -> None:
         self._settings = settings
         self._sections = sections
         self._section = next(sections, {})
-        self._counts = {"f": 0, "e": 0}  # notes since the numbering last started
+        self._counts = {"f": 0, "e": 0}  # number of notes since numbering last restarted
         self._marks: dict[tuple[str, str], str] = {}
 
     def mark(self, kind: str, note: str) -> str:
-        # Returns the mark of a note, which gets a number at its first reference.
+        # Returns the mark of a note. Notes are numbered in the order of their first references.
         if (kind, note) not in self._marks:
             form = self._value(kind, "numFmt") or {"f": "decimal", "e": "lowerRoman"}[kind]
             start = self._section.get(f"{kind}numStart") or self._settings.get(f"{kind}numStart")
@@ -313,13 +313,13 @@ class _Run:
 
 @dataclass(slots=True)
 class _FormField:
-    # A check box or a list of choices. Elements within it contain its state.
+    # A check box or a list of choices. Nested elements contain its state.
     is_checked: bool = False
     choices: list[str] = field(default_factory=list)
     choice: int = -1
 
     def read(self, event: XMLEvent) -> str:
-        # At the end tag of the field, returns its text; otherwise, an empty string.
+        # Returns the field's text at its end tag, and an empty string before that.
         start = event.kind == "start"
         if start and event.name == "listEntry":
             self.choices.append(event.get("val"))
@@ -343,7 +343,7 @@ class _WordDocument:
     is_chunk: bool
 
     def chunk(self, part: str) -> str:
-        """Return the text of a file that is inserted where the document refers to it."""
+        """Return the text of a file that the document inserts by reference."""
         with suppress(UnreadableError):
             data = self.archive.read(part)
             if not data.startswith(b"PK"):
@@ -357,8 +357,8 @@ class _WordDocument:
 
 
 def _has_replaced_content(event: XMLEvent) -> bool:
-    # A Fallback element has the content of the Choice element before it, in a form for older programs. The other
-    # elements have the properties that a tracked change replaced.
+    # A Fallback element repeats the content of the preceding Choice element in a form for older programs. The other
+    # elements contain the properties that a tracked change replaced.
     return event.name in ("Fallback", "rPrChange", "pPrChange", "sectPrChange")
 
 
@@ -381,8 +381,8 @@ class _WordReader(PageReader):
         self._is_continued = False
         self._outer: list[tuple[_WordStyle, str, int | None, bool]] = []  # paragraphs that contain the current text box
         self._run, self._form_field = _Run(), _FormField()
-        self._in_instruction, self._instruction = False, ""  # whether within the instruction of a field, and its text
-        # Whether the result of each open field has begun: results within instructions are not shown.
+        self._in_instruction, self._instruction = False, ""  # whether a field's instruction is being read, and its text
+        # For each open field, whether its result has begun. A result within another field's instruction is not shown.
         self._fields: list[bool] = []
         self._reading = ""
         self._note = ""
@@ -400,7 +400,7 @@ class _WordReader(PageReader):
 
     @reads("p")
     def _read_paragraph(self, event: XMLEvent) -> None:
-        if self._is_section_over:  # after the paragraph with the properties of the section
+        if self._is_section_over:  # the previous paragraph contained the section's properties
             self._notes.end_section()
             self._is_section_over = False
         if not self._is_continued:
@@ -461,7 +461,7 @@ class _WordReader(PageReader):
 
     @reads("<del>", "<moveFrom>", "<specVanish>")
     def _hide_end(self, event: XMLEvent) -> None:
-        # With specVanish, Word shows a heading and the next paragraph in one line; here, they stay separate.
+        # With specVanish, Word shows a heading and the next paragraph on one line; here, they stay separate.
         if self._in_properties:
             self._is_continued = event.name != "specVanish" and (self._is_continued or event.is_on)
 
@@ -493,7 +493,7 @@ class _WordReader(PageReader):
         self._reading = self.page.read_reading(event)
 
     @reads("</ruby>")
-    def _end_ruby(self, event: XMLEvent) -> None:  # the base text follows its reading
+    def _end_ruby(self, event: XMLEvent) -> None:  # in the file, the base text follows its reading
         self.page.paragraph.append(self._reading)
         self._reading = ""
 
