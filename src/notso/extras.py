@@ -1,4 +1,4 @@
-"""For error messages: the installed release, and the command that installs an extra (optional dependencies)."""
+"""Return the installed release, and the command that installs an extra (optional dependencies), for messages."""
 
 # The command names the wheel or folder from which notso was installed (WHEEL if unknown), because notso is not on a
 # package index.

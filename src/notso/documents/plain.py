@@ -177,7 +177,7 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
     except UnicodeDecodeError:
         pass
     text = data.decode("utf-8", "replace")
-    if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # some are damaged
+    if 10 * text.count("\ufffd") < len(text) - len(text.encode("ascii", "ignore")):  # mostly valid UTF-8
         return _require_text(text), "UTF-8"
     codec, name = guess_legacy_encoding(data)
     try:
@@ -189,8 +189,8 @@ def decode_guessing(data: bytes, is_markup: bool = False) -> tuple[str, str]:
 
 
 def _guess_utf16(sample: bytes) -> str | None:
-    # In UTF-16, spaces and line breaks contain a zero byte, which does not occur in other encodings. With the wrong byte
-    # order, ASCII characters become other characters, some of which are unassigned.
+    # In UTF-16, spaces and line breaks contain a zero byte, which does not occur in other encodings. With the wrong
+    # byte order, ASCII characters become other characters, some of which are unassigned.
     zeros = sample.count(0)
     if not zeros or (zeros < MIN_ZEROS * len(sample) and _is_utf8_text(sample.replace(b"\0", b""))):
         return None
@@ -382,7 +382,7 @@ def guess_legacy_encoding(data: bytes) -> tuple[str, str]:
     score, codec, name = max(scores, key=lambda each: each[0])
     if score >= MIN_SCORE:
         return codec, name
-    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # `max` prefers the first
+    share, codec, name = max(shares, key=lambda each: each[0] - _DOUBTS.get(each[1], 0))  # ties go to the first codec
     return (codec, name) if share >= MIN_SCORE else _LATIN[0][:2]
 
 

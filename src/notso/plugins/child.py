@@ -1,8 +1,7 @@
-"""Program of a plugin's process: loads the plugin, sends its offer (a description of what it provides) and runs calls
-concurrently.
+"""Run a plugin: load it, send its offer (a description of what it provides), and answer calls concurrently.
 
 The server starts this program as `python -m notso.plugins.child NAME SOCKET MEMORY`, where SOCKET and MEMORY are
-numbers of inherited file descriptors. The server logs the plugin's output. The process exits when the server closes
+the numbers of inherited file descriptors. The server logs the plugin's output. The process exits when the server closes
 the socket.
 """
 

@@ -14,4 +14,4 @@ class PluginError(NotsoError):
 
 
 class PluginRefusalError(PluginError):
-    """The plugin refused a request, with a reason, by raising Refused, and keeps running."""
+    """The plugin refused a request by raising Refused with a reason, and keeps running."""

@@ -1,7 +1,7 @@
-"""Limits on nesting and number of values, checked before JSON is parsed.
+"""Check limits on the nesting and the number of values before JSON is parsed.
 
-Parsing untrusted JSON first would not be safe: an empty object takes thirty times as much memory as its JSON, and a
-validation error about such an object takes a thousand times as much.
+Parsing untrusted JSON first would not be safe: once parsed, an empty object takes thirty times as much memory as in
+JSON, and a validation error about such an object takes a thousand times as much.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-# Bytes examined at a time, so that the check ends early if a limit is exceeded, and other threads can run in between.
+# Number of bytes that are examined at a time. The check ends early if a limit is exceeded, and lets other threads run.
 WINDOW_BYTES = 64 * 1024
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

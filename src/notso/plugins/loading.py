@@ -1,4 +1,4 @@
-"""Listing and loading of installed plugins. Only this module imports code whose name comes from package metadata."""
+"""List and load installed plugins. Only this module imports code that is named by package metadata."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from notso.plugins.values import Plugin
 
 GROUP = "notso.plugins"
-"""Entry point group in which the pyproject.toml of a plugin has the entry `NAME = "module:PLUGIN"`."""
+"""Entry point group in which the pyproject.toml of each plugin has an entry `NAME = "module:PLUGIN"`."""
 
 
 @dataclass(frozen=True, slots=True)

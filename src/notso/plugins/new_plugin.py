@@ -15,7 +15,7 @@ TEMPLATE = Path(__file__).parent / "template"
 
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
-    """Create a plugin in the new `folder` and return its files. Raises PluginError or OSError."""
+    """Create `folder` with a new plugin; return its files. Raises PluginError or OSError."""
     # The plugin's name becomes part of a distribution's name, in which pip would replace underscores and repeated
     # dashes.
     if not NAME.fullmatch(name) or "_" in name or name.endswith("-") or "--" in name:
@@ -51,5 +51,5 @@ def _name_conflict(name: str, module: str) -> str | None:
     return None
 
 
-# Modules that the new project or its tests use, whether or not they are installed.
+# Modules that the new project or its tests use. A plugin cannot have such a name, even if the module is not installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

@@ -1,4 +1,4 @@
-"""Server side of a plugin's process: calls have deadlines, and the process is killed if it misses one.
+"""Run a plugin in a process of its own: calls have deadlines, and the process is killed if it misses one.
 
 Plugins run in processes, because a thread in an endless loop cannot be stopped. The cost is one process start per
 plugin and one round trip per call (see docs/plugins.md for measurements).
@@ -35,7 +35,7 @@ State = Literal["starting", "on", "off"]
 START_SECONDS = 60.0  # timeout for loading a plugin, which imports its libraries
 SEND_SECONDS = 2.0  # timeout for sending a call; only a hanging process exceeds it
 ROW_SECONDS = 2.0  # timeout for processing a row (the logits of one token); all answers wait meanwhile
-# Rows delay all answers, so a plugin may spend at most ROW_SHARE of the time on rows, plus bursts of
+# Processing rows delays all answers, so a plugin may spend at most ROW_SHARE of the time on it, plus bursts of at most
 # ROW_ALLOWANCE_SECONDS.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
@@ -55,7 +55,7 @@ class _Call:
 
 
 class PluginProcess:
-    """Process of an enabled plugin. Thread-safe. Callers never wait without a timeout."""
+    """The process of an enabled plugin. Thread-safe. Callers never wait without a timeout."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class PluginProcess:
             self.ready.clear()
             try:
                 self._launch()
-            except (OSError, RuntimeError) as error:  # for example, no more descriptors, processes or threads
+            except (OSError, RuntimeError) as error:  # for example, out of descriptors, processes or threads
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.state, self.failure = "off", f"it could not be started: {reason}"
                 self.ready.set()
@@ -118,7 +118,7 @@ class PluginProcess:
             on_failure.pop_all()
 
     def ask(self, kind: str, arguments: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
-        """Start a call; return its future, which may raise PluginRefusalError or PluginError.
+        """Start a call and return its future, which may raise PluginRefusalError or PluginError.
 
         If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is starting,
         disabled or overloaded, or cannot receive `arguments`.
@@ -186,7 +186,7 @@ class PluginProcess:
     def disable_plugin(self, reason: str, source: socket.socket | None = None) -> None:
         """Disable the plugin: kill its processes and make its calls fail. Do nothing if `source` is an earlier
         process's socket."""
-        # Without the check of `source`, a thread that notices a failure of an earlier process would kill the new one.
+        # Without the check of `source`, a thread that notices the failure of an earlier process could kill the new one.
         with self._lock:
             if self.state == "off" or (source is not None and source is not self._connection):
                 return
@@ -301,8 +301,8 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_valid_result(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of the wrong type")
-            # From here on, `disable_plugin` no longer makes this call fail. If the code below raised an exception, the
-            # future would never be completed.
+            # From here on, `disable_plugin` no longer makes this call fail, so the code below must complete the future
+            # and must not raise any exception before that.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_reason(packet, call)
@@ -336,7 +336,7 @@ class _OutputLogger:
 
     def log_rest(self, output: int) -> None:
         # The remaining output often contains the reason why the process ended. Its last line may lack a newline.
-        os.set_blocking(output, False)  # a process that the plugin started may still have the pipe open
+        os.set_blocking(output, False)  # do not wait for processes of the plugin that have the pipe open
         with contextlib.suppress(OSError):
             while (text := os.read(output, 1 << 16)) and self.log_output(text):
                 pass
@@ -396,7 +396,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def entries(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield each entry of a kind and its plugin. Skip entries that repeat a name, unless they are pages."""
+        """Yield (process, entry) for each entry of a kind. Skip entries that repeat a name, unless they are pages."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

@@ -1,4 +1,4 @@
-"""Types of the plugin API. Their functions run in the plugin's own process.
+"""Types of the plugin API. The functions that they contain run in the plugin's own process.
 
 A function may raise Refused. Any other exception disables the plugin.
 """
@@ -96,7 +96,7 @@ class SignInRequest:
     """An HTTP request that a sign-in plugin authenticates."""
 
     address: str  # address of the client
-    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names
+    headers: Mapping[str, str] = field(default_factory=dict)  # the names are in lower case
 
 
 @dataclass(frozen=True, slots=True)

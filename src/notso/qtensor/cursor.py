@@ -1,4 +1,4 @@
-"""Bounds-checked access to a GGUF file's bytes; no other module indexes them.
+"""Read a GGUF file's bytes with bounds checks; no other module indexes them.
 
 The checks are necessary because NumPy and memoryview silently truncate slices that extend past the end.
 """
@@ -84,8 +84,8 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8
-    # The file declares the number of iterations. Each iteration consumes at least 8 bytes or fails, so the loop cannot
-    # run past the end of the file.
+    # The number of iterations comes from the file, but each iteration consumes at least 8 bytes or fails, so the loop
+    # cannot run past the end of the file.
     for i in range(count):
         if position > last:
             raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)
@@ -105,7 +105,7 @@ class StringSpan:
 
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
-        # (count,) offsets in `raw`; uint32 where they fit, which halves the memory.
+        # (count,) end offsets in `raw`; uint32 if they fit, which halves the memory.
         self._ends = ends.astype(np.uint32) if len(raw) < 1 << 32 else ends
 
     def __len__(self) -> int:

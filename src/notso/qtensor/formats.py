@@ -148,7 +148,7 @@ UNSUPPORTED_NAMES: dict[int, str] = {
 
 
 def format_name(ggml_type: int) -> str:
-    """Return the name of a format number, supported or not."""
+    """Return the name for a format number, even an unsupported one."""
     if ggml_type in FORMATS:
         return FORMATS[ggml_type].name
     return UNSUPPORTED_NAMES.get(ggml_type, f"unknown type {ggml_type}")

@@ -1,4 +1,4 @@
-"""Reader of GGUF files, versions 2 and 3. Files are memory-mapped; declared sizes are checked before allocation.
+"""Read GGUF files of versions 2 and 3. Files are memory-mapped; declared sizes are checked before allocation.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 
@@ -100,7 +100,7 @@ class Metadata(Mapping[str, Any]):
         return self._decoded[key]
 
     def release(self) -> None:
-        """Drop decoded values, often megabytes; the next access decodes them again."""
+        """Drop decoded values, which may take megabytes; the next access decodes them again."""
         self._decoded.clear()
 
     def __iter__(self) -> Iterator[str]:

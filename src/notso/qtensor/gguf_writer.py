@@ -1,4 +1,4 @@
-"""Writer of GGUF files, version 3, with typed metadata and streamed tensors; a file appears only when complete.
+"""Write GGUF files of version 3 with typed metadata and streamed tensors; a file appears only once it is complete.
 
     with GGUFWriter(path) as writer:
         writer.add("demo.size", 3, "uint32")

@@ -1,4 +1,4 @@
-"""Lazy reader of safetensors files with F32, F16 and BF16 tensors.
+"""Read safetensors files with F32, F16 and BF16 tensors; data is read only when it is accessed.
 
 The header is validated against the file's size before tensors are accessed. Format:
 https://huggingface.co/docs/safetensors

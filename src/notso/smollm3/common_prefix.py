@@ -1,4 +1,4 @@
-"""Length of the common prefix of two sequences."""
+"""Compute the length of the common prefix of two sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return the number of equal leading items."""
+    """Return the number of leading items that are equal."""
     count = 0
     for ours, theirs in zip(a, b, strict=False):
         if ours != theirs:

@@ -1,4 +1,4 @@
-"""SmolLM3 configuration from a GGUF file's metadata. Most field names are Hugging Face's."""
+"""Read a SmolLM3 model's configuration from a GGUF file's metadata. Most field names are Hugging Face's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notso.smollm3.errors import ModelFileError, quoted
 
 ARCHITECTURE = "smollm3"
 
-# Every fourth layer has no position encoding. GGUF files do not contain this number, because it is part of the
+# Every fourth layer has no position encoding. GGUF files do not contain this interval, because it is part of the
 # architecture (transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp hard-codes it as well).
 NO_ROPE_LAYER_INTERVAL = 4
 
@@ -30,7 +30,7 @@ LIMITS = {
     "rope.scaling.original_context_length": (1, 1_048_576),
 }
 
-# Extreme values could overflow or cause divisions by zero.
+# Accepted range of each float key. More extreme values could cause overflows or divisions by zero.
 FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
@@ -85,7 +85,7 @@ class SmolLM3Config:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    # The name is Hugging Face's, but 1 means that the layer does have rotary position embedding.
+    # The name is Hugging Face's. Despite the name, 1 means that the layer has rotary position embedding.
     no_rope_layers: tuple[int, ...]
     # YaRN's factor and the original context in tokens, if the file specifies YaRN.
     yarn_of_file: tuple[float, int] | None = None
@@ -147,13 +147,13 @@ class SmolLM3Config:
     @property
     def max_context_tokens(self) -> int:
         if self.yarn_of_file is None:
-            # Longer contexts are not allowed, because YaRN has not been tested with larger factors.
+            # Longer contexts would require larger factors, with which YaRN has not been tested.
             return int(YARN_FACTOR * self.max_position_embeddings)
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))
 
     def uses_yarn(self, context_tokens: int) -> bool:
-        # YaRN applies at every context length if the file specifies it, as in transformers and llama.cpp.
+        # If the file specifies YaRN, it applies at every context length, as in transformers and llama.cpp.
         return self.yarn_of_file is not None or context_tokens > self.max_position_embeddings
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
@@ -176,7 +176,7 @@ class SmolLM3Config:
         return mixed, yarn.attn_factor * yarn_attention_factor(factor)
 
     def _pair_with_turns(self, turns: float, tokens: int) -> float:
-        # Returns the (fractional) index of the pair that makes `turns` turns over `tokens` positions.
+        # Returns the index (usually fractional) of the pair that makes `turns` turns over `tokens` positions.
         ratio = tokens / (turns * 2 * math.pi)
         return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))
 
@@ -204,7 +204,7 @@ def _yarn(metadata: Mapping[str, Any]) -> tuple[tuple[float, int] | None, YarnRa
             attn_factor=_number(metadata, "rope.scaling.attn_factor", ramp.attn_factor),
         )
         scaling = {name: value for name, value in scaling.items() if name not in _YARN_KEYS}
-    linear = metadata.get(f"{ARCHITECTURE}.rope.scale_linear", 1.0)  # key in older files; llama.cpp also reads it
+    linear = metadata.get(f"{ARCHITECTURE}.rope.scale_linear", 1.0)  # a key of older files; llama.cpp reads it too
     if linear != 1.0:
         raise ModelFileError(
             f"{ARCHITECTURE}.rope.scale_linear is {quoted(linear)}; the only supported RoPE scaling is YaRN"

@@ -29,7 +29,7 @@ Work = Callable[[Backend, np.random.Generator], Host]
 
 
 def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
-    """Return the names of operations whose results differ. Raises the backends' errors."""
+    """Return the names of operations with differing results. Raises the backends' errors."""
     found = []
     for name, work in _workloads(formats):
         ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))

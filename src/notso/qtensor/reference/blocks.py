@@ -1,8 +1,8 @@
 """Reference implementation of the block formats.
 
 `dequantize` computes float32 values with one rounding per operation, and `quantize` creates blocks. Arrays of blocks
-are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are float16 in the file and float32 here. Layouts:
-ggml's `ggml-common.h` and `ggml-quants.c`.
+are (n, block_bytes) uint8; fields are little-endian; the scale d and the minima dmin and m are float16 in the file and
+float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 A super-block consists of groups of values; each group has an integer scale. Quantization searches for scales that
 minimize sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales
@@ -10,8 +10,8 @@ near the one that maps the largest value to the largest integer, fits each of th
 squares, and keeps the best. It then fits the minima to the rounded scales. Finally, it fits d and dmin of each
 super-block to all integers of the super-block.
 
-The search uses arrays (values per group, groups), in which each group is a column. Sums over a group are thus evaluated
-in a fixed order, which does not depend on other groups.
+The search uses arrays of shape (values per group, groups), in which each group is a column. Sums over a group
+are thus evaluated in a fixed order, which does not depend on other groups.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 MAX_HALF = 65504.0
-LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # largest value; MAX_HALF for all other formats
+LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # largest storable value; MAX_HALF for all other formats
 CHUNK_VALUES = 1 << 20  # values per chunk; bounds the size of temporary arrays
 
 
@@ -365,7 +365,7 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 def scales_of(format: Format, rows: Bytes) -> Floats:
     """Return scales and minima, or the values of a float format, as (n, 1 or 2) float32. Raises OperandError."""
     # If all returned numbers are finite, every value of the tensor is finite. In MXFP4, a value can overflow although
-    # its scale is finite, so each scale is multiplied by the largest magnitude in its block.
+    # its scale is finite, so each scale is returned multiplied by the largest magnitude in its block.
     blocks = split_blocks(format, rows)
     if format in _SCALE_FIELDS:
         return np.stack([read_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)

@@ -1,4 +1,4 @@
-"""KV formats of at most 8 bits, and attention over caches in these formats, bit-identical to the kernels.
+"""Reference implementation of KV formats of at most 8 bits and of attention over them, bit-identical to the kernels.
 
 A head's vector is rotated, and each of its values is rounded to a level (an integer in -127..127) times the vector's
 half-precision scale. With 8 bits, every integer in this range is a level; formats with fewer bits have a table of
@@ -75,7 +75,7 @@ def _round_to_bytes(x: Floats) -> RoundedVectors:
 
 
 def _to_levels(x: Floats, bits: int) -> RoundedVectors:
-    # Rounds to the nearest levels of the table, scaled to the standard deviation of x. With
+    # Scales the table's levels to the standard deviation of x, and rounds x to the nearest ones. With
     # scale = sum x^2 / sum x level, the dot product of x and its rounded vector equals the dot product of x with
     # itself, so rounding does not bias scores. The scale is stored in half precision.
     table = np.array(LEVELS[bits], np.float32)
@@ -211,7 +211,7 @@ def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[A
     if not len(positions):
         return
     kv_heads, dim = k.shape[1:]
-    rows_of: dict[tuple[int, int], list[int]] = {}  # each block is unpacked once
+    rows_of: dict[tuple[int, int], list[int]] = {}  # rows by block, so that each block is unpacked only once
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
         rows_of.setdefault(divmod(int(table[p // TILE]), pool.shape[2]), []).append(row)
     slots = positions % TILE

@@ -1,4 +1,4 @@
-"""Reference implementation of operations in numpy.
+"""Reference implementation of the operations, in numpy.
 
 `matmul_q8k` does the same float operations as the kernels, so its results are bit-identical to theirs. Most other
 functions compute in float64 and round once; their results are compared with tolerances. Shapes: M or L rows, K inputs,
@@ -195,7 +195,7 @@ def inverse_frequencies(size: int, theta: float) -> Doubles:
 def yarn_frequencies(
     size: int, theta: float, factor: float, original_positions: int, beta_fast: float = 32, beta_slow: float = 1
 ) -> tuple[Doubles, float]:
-    """Return YaRN's frequencies and its factor for cos and sin (Peng et al. 2023)."""
+    """Return YaRN's frequencies, and its factor for cos and sin (Peng et al. 2023)."""
 
     # Frequencies with more than `beta_fast` turns over the original context length are kept, and those with fewer than
     # `beta_slow` turns are divided by `factor`; those in between are interpolated linearly.
@@ -217,8 +217,8 @@ def rope(
     scale: float = 1.0,
 ) -> Floats:
     """Rotate x (L, H, D) by positions * frequencies (D / 2,)."""
-    # layout: "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). scale: factor of cos and
-    # sin, for YaRN.
+    # layout: "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). scale: factor for cos and
+    # sin, used with YaRN.
     _require_operand(
         x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree"
     )
@@ -239,7 +239,7 @@ def rope(
 
 def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
     """Return causal attention of q (L, H, D) over k, v (S, KH, D). start: position of q[0]."""
-    # Query head h reads KV head h // (H / KH). Keys from start + L on are ignored. `scale` defaults to 1 / sqrt(D).
+    # Query head h reads KV head h // (H / KH). Keys after the last query are ignored. `scale` defaults to 1 / sqrt(D).
     _require_operand(
         q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree"
     )

@@ -89,7 +89,7 @@ def random_bytes(rng: np.random.Generator, count: int) -> Bytes:
 
 
 def random_blocks(format: Format, count: int, rng: np.random.Generator, std: float = 0.02) -> Bytes:
-    """Return valid blocks, uint8 (count, block_bytes), whose values have the standard deviation `std`."""
+    """Return valid blocks, uint8 (count, block_bytes), of values with standard deviation `std`."""
     if format in (F32, F16, BF16):
         numbers = rng.standard_normal((count, 1), np.float32) * np.float32(std)
         return quantize(format, numbers)

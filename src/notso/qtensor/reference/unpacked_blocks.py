@@ -1,4 +1,4 @@
-"""Unpack the quantized block formats: from bytes to integers and scales.
+"""Unpack blocks of the quantized formats: convert bytes to integers and scales.
 
 This is the numpy reference for `native/blocks.h` and `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are
 (n, block_bytes) uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
@@ -427,7 +427,7 @@ def dequantize_blocks(format: Format, b: Bytes) -> Floats:
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)
-        # Where m is zero, adding it still replaces -0 by 0.
+        # Adding m replaces -0 with 0 even if m is zero.
         return numbers + small.m[:, None] if format in (Q4_0, Q4_1, Q5_1, Q8_0) else numbers
     w = UNPACK_256[format](b)
     scale = w.d[:, None] * w.scales.astype(np.float32)

@@ -1,1 +1,1 @@
-"""Conversion of Hugging Face model folders to GGUF files."""
+"""Convert Hugging Face model folders to GGUF files."""

@@ -1,4 +1,4 @@
-"""Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
+"""Convert a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
 Rows are quantized in several threads and written in order. If a folder is used as a model, `cached_conversion` converts
 it once and caches the file.
@@ -82,10 +82,10 @@ def new_model_file(out: Path, progress: Progress) -> Iterator[GGUFWriter]:
         unchecked.unlink(missing_ok=True)
 
 
-# Supported output types. Q4_K_M and Q5_K_M mix formats.
+# Supported output types. Files of type Q4_K_M or Q5_K_M contain several formats.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
 
-# Increment this when a code change alters the converted files, to invalidate cached conversions.
+# Increment this when a code change alters the converted files, so that cached conversions are not used any more.
 VERSION = 2
 
 
@@ -153,15 +153,15 @@ def general_entries(name: str, mix: str) -> Entries:
 
 MIX = "Q4_K_M"  # output type of cached conversions
 
-# Called with the folder and the output file before a conversion. Returns a context manager that yields a progress
-# callback.
+# A function that is called with the folder and the output file before a conversion. It returns a context manager that
+# yields a progress callback.
 Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
 
 
 def cached_conversion(
     folder: Path, announce: Announce = lambda folder, target: nullcontext(lambda done, total: None)
 ) -> Path:
-    """Return a folder's cached GGUF file; convert the folder if new or changed. Raises the errors of `convert`."""
+    """Return a folder's cached GGUF file; convert a new or changed folder. Raises the same errors as `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def _target(folder: Path) -> Path:
 
 
 def _delete_outdated(target: Path) -> None:
-    # Deletes the cached conversions of earlier states of the folder.
+    # Deletes the cached conversions of earlier versions of the folder.
     prefix = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
     for older in target.parent.glob("*.gguf"):
         if older != target and older.name.startswith(f"{prefix}-"):

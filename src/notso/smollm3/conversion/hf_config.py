@@ -1,7 +1,7 @@
-"""Conversion of a folder's config.json and generation_config.json to GGUF entries.
+"""Convert a folder's config.json and generation_config.json to GGUF entries.
 
 Fields are accepted if this module applies them as transformers does, or if they cannot change this engine's results.
-Request defaults are ignored; any other field must have a value that means "off". Source: transformers 5.24,
+Defaults for requests are ignored; any other field must have a value that means "off". Source: transformers 5.24,
 SmolLM3Config, modeling_rope_utils and GenerationConfig.
 """
 
@@ -69,7 +69,7 @@ COMPUTED = frozenset(
 # Fields that cannot change the results of this engine.
 HARMLESS = frozenset(
     {
-        # training, memory use, and the return values of a model call
+        # settings of training and memory use, and of what a model call returns
         *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
         *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
@@ -77,7 +77,7 @@ HARMLESS = frozenset(
         # names, versions, and remote code, which is never executed
         *("_name_or_path", "name_or_path", "transformers_version", "auto_map", "tokenizer_class"),
         *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
-        # heads of other model classes
+        # settings of the output heads of other model classes
         *("id2label", "label2id", "num_labels", "problem_type"),
         # used only if use_sliding_window is true
         *("sliding_window", "max_window_layers"),
@@ -86,7 +86,7 @@ HARMLESS = frozenset(
     }
 )
 
-# Supported fields of rope_scaling and rope_parameters.
+# Fields of rope_scaling and rope_parameters that are supported.
 YARN_COMPUTED = frozenset(
     {
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
@@ -227,12 +227,12 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 def _check_layers(config: Mapping[str, Any]) -> None:
     layers, flags = config.get("num_hidden_layers"), config.get("no_rope_layers")
-    # The architecture fixes which layers have no position encoding; a GGUF file cannot express other choices.
+    # The architecture determines which layers have no position encoding; a GGUF file cannot specify other layers.
     if config.get("no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL) != NO_ROPE_LAYER_INTERVAL:
         raise ModelFileError(f"{CONFIG}: no_rope_layer_interval must be {NO_ROPE_LAYER_INTERVAL}")
     if flags is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
-        if not isinstance(flags, list) or flags[: len(expected)] != expected:  # a longer list is allowed
+        if not isinstance(flags, list) or flags[: len(expected)] != expected:  # the list may be longer
             multiples = ", ".join(str(number * NO_ROPE_LAYER_INTERVAL) for number in (1, 2, 3))
             raise ModelFileError(
                 f"{CONFIG}: no_rope_layers must be 0 for layers {multiples}, ... (counted from 1) and 1 for the others"

@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face folder under their GGUF names, with the rows of query and key matrices reordered."""
+"""Read the tensors of a Hugging Face folder under their GGUF names; reorder the rows of query and key matrices."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Floats = npt.NDArray[np.float32]
 
 INDEX_FILE, WHOLE_FILE = "model.safetensors.index.json", "model.safetensors"
 MAX_INDEX_BYTES = 16 << 20
-CHUNK_VALUES = 4 << 20  # approximate number of values converted to blocks at a time
+CHUNK_VALUES = 4 << 20  # approximate number of values that are converted to blocks at a time
 
-# Name suffix of the RoPE frequency tensors in older folders. They are ignored, because config.json determines the
-# frequencies.
+# Suffix of the names of RoPE frequency tensors in older folders. These tensors are ignored, because config.json
+# determines the frequencies.
 _ROPE_FREQUENCIES = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """A tensor and its GGUF name, without `.weight`. `head_rows`: rows per head if rows are reordered, else 0."""
+    """A tensor and its GGUF name, without `.weight`. `head_rows`: rows per head if they are reordered, else 0."""
 
     name: str
     source: QTensor
@@ -48,7 +48,7 @@ class FolderTensor:
 
 
 class HFFolder:
-    """Weights of a folder. Raises ModelFileError, SafetensorsError or OSError."""
+    """Weights in a folder. Raises ModelFileError, SafetensorsError or OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._open = ExitStack()
@@ -77,7 +77,7 @@ class HFFolder:
 
         head, embed = unused.pop("lm_head.weight", None), unused.get("model.embed_tokens.weight")
         is_tied = config.get("tie_word_embeddings", True)
-        # As in transformers, lm_head is used as the embedding if a tied model has no embed_tokens.
+        # If a tied model has no embed_tokens, lm_head is also used as the embedding, as in transformers.
         if embed is None and head is not None and is_tied:
             unused["model.embed_tokens.weight"] = embed = head
         found = [pop_tensor("token_embd", "model.embed_tokens")]
@@ -116,7 +116,7 @@ def _tensors_equal(one: QTensor, other: QTensor) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    # As in transformers, the single file takes precedence over an index.
+    # If there are both a single file and an index, the single file is used, as in transformers.
     if (folder / WHOLE_FILE).is_symlink() or (folder / WHOLE_FILE).exists():
         return [folder / WHOLE_FILE]
     index = folder / INDEX_FILE

@@ -1,9 +1,9 @@
-"""Conversion of a folder's tokenizer and chat template to GGUF entries.
+"""Convert a folder's tokenizer and chat template to GGUF entries.
 
-tokenizer.json, read by `text/tokenizer_pipeline.py`, defines how text is split; tokenizer_config.json lists the special
-tokens and, in older folders, contains the template. Unknown fields must be null, false or empty, and the converted
-tokenizer must produce the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24,
-tokenization_utils_tokenizers.
+tokenizer.json, which `text/tokenizer_pipeline.py` reads, defines how text is split; tokenizer_config.json lists the
+special tokens and, in older folders, contains the template. Unknown fields must be null, false or empty, and the
+converted tokenizer must produce the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers
+5.24, tokenization_utils_tokenizers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # options of tokenizer calls (truncation, padding, return values) and of decoding; this engine ignores them
+        # options of tokenizer calls (truncation, padding, return values) and of decoding, which this engine ignores
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
-        # names, loading options, and files that tokenizer.json replaces
+        # names, options of loading, and names of files that tokenizer.json replaces
         *("name_or_path", "processor_class", "auto_map", "special_tokens_map_file", "tokenizer_file", "vocab_file"),
         *("merges_file", "from_slow", "legacy", "is_local", "local_files_only", "backend", "use_fast"),
     }
 )
-# Classes that use tokenizer.json unchanged; others may split text differently.
+# Classes that use tokenizer.json as it is; others may split text differently.
 CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -45,7 +45,7 @@ SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _COMPUTED = frozenset({*SPECIAL, *SPECIAL_LISTS, "chat_template", "added_tokens_decoder", "tokenizer_class"})
 
-# Texts on which tokenizers often differ: contractions, spaces, digits, scripts, Unicode normalization.
+# Texts that tokenizers often split differently: contractions, spaces, digits, scripts, Unicode normalization.
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "I'm sure they'll say it's HERS, won't they? WE'RE, I'D; don’t.",
@@ -90,7 +90,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     _reject_named_templates(folder, config)
     found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
     _compare_tokenizers(folder / TOKENIZER_FILE, found, _added_tokens(config))
-    # The vocabulary must have as many tokens as the embedding has rows.
+    # Add unused tokens: the vocabulary must have as many tokens as the embedding has rows.
     tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab)]
     kinds += [UNUSED] * (vocab - len(kinds))
     found["tokenizer.ggml.add_bos_token"] = False
@@ -137,7 +137,7 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
     for name, text in _special_tokens(config):
-        # Only tokenizer.json gives tokens their ids, so every special token must be defined there.
+        # Only tokenizer.json assigns ids to tokens, so every special token must be defined there.
         if text not in ids:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
@@ -159,7 +159,8 @@ def _added_tokens(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequence[int]) -> None:
     ids = {text: index for index, text in enumerate(found["tokenizer.ggml.tokens"])}
-    # Chat templates can use bos_token and eos_token. A GGUF file must have an end token even if the config names none.
+    # Chat templates can use bos_token and eos_token. A GGUF file must have an end token even if
+    # tokenizer_config.json has no eos_token.
     for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         found.pop(f"tokenizer.ggml.{key}_token_id", None)
         if config.get(name) is not None:
@@ -169,7 +170,7 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
 
 
 def _template(config: Mapping[str, Any]) -> str | None:
-    # In older folders, tokenizer_config.json contains the template, as text or in a list of named templates.
+    # In older folders, tokenizer_config.json contains the template, either as text or in a list of named templates.
     template = config.get("chat_template")
     if isinstance(template, list):
         template = next(
@@ -180,7 +181,7 @@ def _template(config: Mapping[str, Any]) -> str | None:
 
 
 def _reject_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
-    # If a request has tools, transformers uses a template named tool_use in place of the default one.
+    # If a request has tools, transformers replaces the default template with one named tool_use, if it exists.
     templates = config.get("chat_template")
     in_list = isinstance(templates, list) and any(
         isinstance(each, dict) and each.get("name") == "tool_use" for each in templates
@@ -193,7 +194,7 @@ def _compare_tokenizers(path: Path, found: Mapping[str, Any], named: Mapping[str
     ours = Tokenizer.from_gguf(found)
     try:
         theirs = tokenizers.Tokenizer.from_buffer(read_regular(path, MAX_JSON_BYTES))
-    except Exception as error:  # the library raises no narrower class
+    except Exception as error:  # the library raises no more specific class
         raise ModelFileError(f"{path.name}: {error}") from error
     theirs.no_truncation()
     theirs.no_padding()

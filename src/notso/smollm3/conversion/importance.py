@@ -1,4 +1,4 @@
-"""Mean squares of each matrix's input columns, measured on a text (in llama.cpp: importance matrix).
+"""Measure the mean squares of each matrix's input columns on a text (called an importance matrix in llama.cpp).
 
 An error in a weight changes the output by the error times the weight's input. Quantization should therefore minimize
 the sum of squared weight errors, each multiplied by the mean square of its input column.
@@ -22,12 +22,12 @@ from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.tokenizer import Tokenizer
 
-# Tokens per window. Each window starts from an empty context; an incomplete last window is ignored.
+# Number of tokens per window. Each window starts with an empty context; an incomplete last window is ignored.
 WINDOW_TOKENS = 512
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]  # windows done, total windows
+Progress = Callable[[int, int], None]  # number of windows done, total number of windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def importance(file: GGUFFile, text: str, threads: int | None, progress: Progres
     if not windows:
         raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least one window of {window} is required")
     recorder = _RecordingBackend(CPU.configured(threads))
-    backend = cast(Backend, recorder)  # __getattr__ provides the other operations
+    backend = cast(Backend, recorder)  # its __getattr__ provides the operations that it does not define
     weights = SmolLM3Weights.from_tensors(file.tensors, config).to_device(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
-    # The output head's product is skipped, because only its inputs are needed.
+    # Only the inputs of the output head are needed, so its product is not computed.
     recorder.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
     all_rows = list(range(window))

@@ -1,4 +1,4 @@
-"""Quantize a float model to block formats, with llama.cpp's type names."""
+"""Quantize a float model to block formats. The output types have the same names as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.smollm3.conversion.importance import importance
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.model.weights import Q4_K_M, Q5_K_M, SmolLM3Weights
 
-# Supported output types; `convert` supports more.
+# Supported output types. `convert` supports further types.
 MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")
 
 Progress = Callable[[str, int, int], None]  # activity, amount done, total amount
@@ -33,8 +33,8 @@ def quantize(
 
     text: name and content of a text on which to measure importance (see importance.py).
 
-    Raises the errors of `convert`, GGUFError, KernelChoiceError for unusable `threads`, or InvalidRequestError if the
-    text is too short. No file is created on error.
+    Raises the same errors as `convert`, GGUFError, KernelChoiceError for unusable `threads`, or InvalidRequestError if
+    the text is too short. No file is created on error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")
@@ -42,7 +42,7 @@ def quantize(
         return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
         return convert(source, out, mix, partial(progress, "writing"), threads)
-    # Importance can be measured only on a GGUF file.
+    # Importance can be measured only with a GGUF file, so the folder is first converted to a temporary one.
     floats = out.with_name(f".{out.name[:50]}.{uuid.uuid4().hex}.floats")
     try:
         convert(source, floats, _common_format(source), partial(progress, "converting"), threads)
@@ -74,7 +74,7 @@ def _quantize_file(
             measured = importance(file, text[1], threads, partial(progress, "measuring"))
         with new_model_file(out, partial(progress, "writing")) as writer:
             copy_metadata(file, writer, mix)
-            if text is not None and measured is not None:  # llama.cpp writes the same keys
+            if text is not None and measured is not None:  # the keys that llama.cpp writes
                 writer.add("quantize.imatrix.dataset", text[0], "string")
                 writer.add("quantize.imatrix.entries_count", len(measured.of), "uint32")
                 writer.add("quantize.imatrix.chunks_count", measured.windows, "uint32")

@@ -1,1 +1,1 @@
-"""Benchmarks, inspection, verification and synthesis of models."""
+"""Benchmark, inspect, verify and synthesize models."""

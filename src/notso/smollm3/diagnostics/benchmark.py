@@ -1,4 +1,4 @@
-"""Benchmark of token rates, relative to hardware ceilings.
+"""Measure token rates, and compare them with hardware ceilings.
 
 Decoding reads every weight and the whole cache once per token, so no engine can decode more than `read bandwidth /
 bytes read` tokens per second. Decode rates are also reported as a share of this ceiling. Rates and ceilings are
@@ -42,7 +42,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 from notso.system import processors
 from notso.system.memory import huge_page_bytes, physical_memory
 
-# Length, in tokens, of a prompt of negligible cost, used for depth 0 (an empty context).
+# Length in tokens of the prompt for depth 0 (an empty context); its cost is negligible.
 SHORT_TOKENS = 8
 
 # Number of new (uncached) prompt tokens in time-to-first-token measurements.
@@ -73,7 +73,7 @@ class EngineMeter:
         self._ids = np.array([i for i in range(tokenizer.vocab_size) if i not in special])
         texts = {i: tokenizer.token_text(i) for i in self._ids[:AMONG_TOKENS].tolist()}
         words = [i for i, text in texts.items() if text.isascii() and text.isalpha()]
-        # With whole words only, every token yields an event immediately; incomplete characters would be held back.
+        # If all tokens are whole words, each one yields an event immediately; incomplete characters would be held back.
         only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
         self.params = partial(SamplingParams, temperature=0.0, logit_bias=only_words)
         self._contexts: dict[int, list[int]] = {}
@@ -125,7 +125,7 @@ class EngineMeter:
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         # Only the steps of the last sequence to start (`latest`) are timed, because all other sequences run during
-        # them.
+        # these steps.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(max_tokens=tokens + LATE_TOKENS)
         # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.
@@ -162,8 +162,8 @@ class EngineMeter:
 
     def _fill_cache(self, ids: list[int]) -> None:
         # Only two blocks are prefilled. All later ones are copies of the second, because a step's time depends on the
-        # number of cached tokens, not on their content. The first is not copied, because low-bit cache formats store
-        # a more precise copy of it.
+        # number of cached tokens, not on their content. The first is not copied, because low-bit cache formats also
+        # store it with higher precision.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -190,7 +190,7 @@ class EngineMeter:
 
 
 class GenerationWatch:
-    """Arrival times of one generation's tokens."""
+    """Records when one generation's tokens arrive."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -246,7 +246,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name, or its architecture."""
+    """Return the processor's name, or else its architecture."""
     return processors.name() or platform.machine()
 
 
@@ -283,11 +283,11 @@ class StolenTime:
 
 
 PROBE_BYTES = 1 << 30
-PROBE_READS = 3  # number of timed reads; the fastest is the ceiling
+PROBE_READS = 3  # number of timed reads; the fastest one determines the ceiling
 WAIT_SECONDS = 120.0
 
-# Pause after the memory of the bandwidth measurement is freed. A virtual machine may return freed memory to the host
-# seconds later, and that can delay a step or two by 0.1 s.
+# Length of the pause after the memory of the bandwidth measurement is freed. A virtual machine may return freed memory
+# to the host seconds later, which can delay a step or two by 0.1 s.
 CALM_SECONDS = 3.0
 
 METHOD = (
@@ -352,7 +352,7 @@ class Samples:
 def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
     """Benchmark a model file (None: the demo) and return the results by key. Rates are in tokens per second.
 
-    Raises the errors of Engine.load and Engine.submit, and EngineError if a measurement yields no time.
+    Raises the same errors as Engine.load and Engine.submit, and EngineError if a measurement yields no time.
     """
     # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Less obvious keys:
     #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run; CPU only
@@ -361,7 +361,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     #   byte_tops        peak rate of the kernels' byte products, in 10^12 operations per second
     #   first_load_s     time of the first load
     #   load_s           time of the second load, when the file is already in the page cache
-    #   fingerprint      hash of the model's output, equal on any machine for this file and cache format
+    #   fingerprint      hash of the model's output; depends on the file and the cache format, not on the machine
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
     engine, first_load_s = _load(path, plan)
@@ -427,7 +427,7 @@ class _BenchmarkRun:
         self._head_bandwidths: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # output head, bytes/s
 
     def run(self) -> None:
-        # Tasks are interleaved so that a slow minute of the machine affects all of them.
+        # Tasks are interleaved, so that a minute in which the machine is slow affects all of them.
         measurements: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
         for task in self.ours:
             measurements.append((_name(task), partial(self._measure, task)))
@@ -492,7 +492,7 @@ class _BenchmarkRun:
         }
 
     def _measure_ceilings(self) -> None:
-        # The buffer is freed after each measurement, so that it does not count toward the engine's memory.
+        # The buffer is freed after each measurement, so that it is not counted as the engine's memory.
         buffer = probe_buffer(self._plan.probe_bytes)
         best = {
             places: max(ceilings.read_bandwidth(buffer, places) for _ in range(PROBE_READS)) / 1e9
@@ -545,7 +545,7 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def _load(path: Path | None, plan: BenchmarkPlan) -> tuple[Engine, float]:
-    # Returns the engine and the seconds that loading took.
+    # Returns the engine, and how many seconds loading took.
     started = time.perf_counter()
     engine = Engine.load(
         path,
@@ -555,8 +555,8 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> tuple[Engine, float]:
         weights=plan.weights,
         kv=plan.kv,
         max_num_seqs=max([*plan.batches, 1]),
-        # Benchmark models often have random weights (`notso synth`). Their output is so repetitive that speculation
-        # would be more effective than with ordinary text.
+        # Speculation is off, because benchmark models often have random weights (`notso synth`): their output is so
+        # repetitive that speculation would be more effective than with ordinary text.
         speculation=False,
     )
     seconds = time.perf_counter() - started

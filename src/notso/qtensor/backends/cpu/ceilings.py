@@ -1,4 +1,4 @@
-"""Upper limits of kernel speed on this machine: memory bandwidth and byte multiplications per second."""
+"""Measure upper limits of kernel speed on this machine: memory bandwidth and byte multiplications per second."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 WINDOW_BYTES = 1 << 26
-"""Bytes per measurement (window). At 40 to 60 GB/s, a window takes one to two milliseconds. The result is the fastest
-window's, because memory speed may change within seconds, and other programs may slow a window down."""
+"""Bytes per measurement (window). At 40 to 60 GB/s, a window takes one to two milliseconds. Only the fastest window
+counts, because memory speed may change within seconds, and other programs may slow a window down."""
 
 WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
-"""Seconds per measurement of byte products, and number of measurements."""
+"""Seconds per measurement of byte products, and the number of measurements."""
 
 
 PLACES = (1, 2, 4)

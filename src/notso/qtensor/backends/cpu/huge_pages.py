@@ -1,11 +1,11 @@
-"""Memory on 2 MiB pages, for key-value pools and (packed or unpacked) copies of tensors.
+"""Allocate memory on 2 MiB pages for key-value pools and for packed or unpacked copies of tensors.
 
 A mapped file is read mostly through 4 KiB pages; their page table lookups slow decoding by a quarter to a third.
 Packing only reorders a tensor's bytes for the kernels' vector loads (native/packed_weights.h), so results stay
 bit-identical.
 
-A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
-layout; this module treats a head's part of a block as bytes of known length.
+A key-value pool consists of blocks of 128 positions, which can be read and written as bytes. native/cache_format.h
+specifies the layout; this module uses only the number of bytes per head in a block.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HugePageArena:
 
         packs: pack tensors where the kernels support it.
         """
-        # Packing pads rows, so more address space is reserved than the tensors need. The unused part takes no memory.
+        # Packing pads rows, so more address space is reserved than the unpacked data needs. The rest takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -214,7 +214,7 @@ def key_value_pool(
 def key_value_pools(
     layers: int, blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> list[KeyValuePool]:
-    """Return one pool per layer, adjacent in memory to share huge pages. Raises the errors of `key_value_pool`."""
+    """Return one pool per layer, adjacent in memory to share huge pages. Raises the same errors as `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache cannot have {blocks} blocks")
     runs, run = _run_layout(blocks)

@@ -82,11 +82,11 @@ def _choice_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        raise KernelChoiceError(str(error)) from error  # `is_memory_shortage` evaluates the cause
+        raise KernelChoiceError(str(error)) from error  # `is_memory_shortage` examines the cause
 
 
 def work_shares() -> list[int]:
-    """Return the number of work items done by each thread of the current pool; the calling thread is first."""
+    """Return how many work items each thread of the current pool has done; the calling thread is first."""
     # Waits for running work.
     return list(native.work_shares())
 

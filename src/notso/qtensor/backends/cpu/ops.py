@@ -1,4 +1,4 @@
-"""Operations on arrays and quantized tensors. The caller provides arrays for results.
+"""Compute with arrays and quantized tensors. The caller provides the arrays for the results.
 
 Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. Native code
 checks the content of arrays (row numbers, positions, blocks) before it writes anything. native/kernel_table.h specifies
@@ -264,7 +264,7 @@ def add(a: Floats, b: Floats, out: Floats) -> None:
 
 
 def softmax(x: Floats) -> None:
-    """Replace each row of x (L, C) float32 by its softmax."""
+    """Replace each row of x (L, C) float32 with its softmax."""
     _check_array("x", x, np.float32, 2, writeable=True)
     if x.shape[1] == 0:
         raise OperandError("softmax needs at least one value")
