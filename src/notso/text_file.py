@@ -30,7 +30,7 @@ class NotTextError(ValueError):
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return a regular file's text, with `\\n` line endings. Raises NotTextError and the errors of `read_regular`."""
+    """Return a regular file's text, with `\\n` line endings. Raises NotTextError, or OSError as `read_regular` does."""
     return decode_text(read_regular(path, max_bytes))
 
 
@@ -111,7 +111,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def is_unicode(text: str | Path) -> bool:
-    """Return whether a text or path is valid UTF-8, as JSON and HTML require."""
+    """Return whether a text or path can be encoded as UTF-8, as JSON and HTML require."""
     return _SURROGATE.search(str(text)) is None
 
 
@@ -129,7 +129,7 @@ def open_regular(path: Path) -> int:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _irregular_file_error(path)
-        # O_NONBLOCK: the file may have been replaced by a FIFO since the check.
+        # With O_NONBLOCK, opening does not block if the file has been replaced by a FIFO since the check.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
@@ -140,7 +140,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return a regular file's content. Raises OSError like `open_regular`, or if the file exceeds `max_bytes`."""
+    """Return a regular file's content. Raises OSError as `open_regular` does, and if the file exceeds `max_bytes`."""
     # The limit applies to the bytes read, because some files, such as those in /proc, report a size of 0.
     with open(open_regular(path), "rb") as file:
         content = file.read(max_bytes + 1)

@@ -1,4 +1,4 @@
-"""Memory limits of this process, and huge pages. Sizes are in bytes.
+"""Report this process's memory and its limits, and use huge pages. Sizes are in bytes.
 
 The lowest of these limits applies: memory that the kernel reports as available, limits of control groups (Linux), and
 process limits (ulimit).
@@ -37,14 +37,14 @@ def huge_pages_available() -> bool:
 
 
 def use_huge_pages(memory: mmap.mmap) -> None:
-    """Ask the system to back `memory` with huge pages. Raises OSError if it has none."""
+    """Ask the system to back `memory` with huge pages. Raises OSError if there are none."""
     if sys.platform == "darwin":
         raise OSError("macOS has no huge pages")
     memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def huge_page_bytes() -> int:
-    """Return the size of this process's anonymous memory in huge pages (0 if unknown)."""
+    """Return how many bytes of this process's anonymous memory are in huge pages (0 if unknown)."""
     if sys.platform == "darwin":
         return 0
     try:
@@ -80,7 +80,7 @@ class ProcessMemory:
 
 
 def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
-    """Return this process's memory; zeros where unknown."""
+    """Return this process's memory, with 0 for unknown sizes."""
     if sys.platform == "darwin":
         usage = libsystem.resource_usage()
         return ProcessMemory(usage.resident_size, usage.phys_footprint)
@@ -93,7 +93,7 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
 def memory_limits(
     mapped_bytes: int = 0, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> list[MemoryLimit]:
-    """Return all limits that can be read, at least one."""
+    """Return all limits that can be read (at least one)."""
     # mapped_bytes: size of the mapped files that the caller's memory plan already counts; this size is subtracted from
     # the address space in use.
     if sys.platform == "darwin":
@@ -109,8 +109,8 @@ def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> Memor
 
 
 def is_memory_shortage(error: BaseException) -> bool:
-    """Return whether an error's cause is that the system refused to allocate memory, map a file, or start a thread."""
-    # The last message is that of std::thread.
+    """Return whether `error` was raised because the system did not provide memory, a file mapping, or a thread."""
+    # The last of these messages comes from std::thread.
     thread_errors = ("can't start new thread", "unable to start watchdog thread", os.strerror(errno.EAGAIN))
     return (
         isinstance(error, MemoryError)
@@ -122,7 +122,7 @@ def is_memory_shortage(error: BaseException) -> bool:
 
 
 def _own_bytes(proc: Path = Path("/proc")) -> int:
-    # Memory in swap does not reduce the available memory. For process limits, `own_bytes` is 0, because their
+    # Swapped-out memory does not reduce the available memory. For process limits, `own_bytes` is 0, because their
     # `available_bytes` already excludes the address space in use, which need not be resident.
     memory = process_memory(proc)
     return min(memory.held_bytes - memory.swapped_bytes, memory.resident_bytes)
@@ -198,7 +198,7 @@ def _process_limits(sizes: dict[str, int], mapped_bytes: int) -> list[MemoryLimi
 
 
 def limit_malloc_arenas() -> None:
-    """Limit the number of glibc's malloc arenas. Call before starting threads."""
+    """Limit the number of glibc's malloc arenas. Call this before starting threads."""
     # By default, glibc creates up to eight arenas (heaps) per core, and each of them keeps its peak size.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,4 +1,4 @@
-"""Limits, priorities and termination of processes, limits on connections, and detection of public addresses."""
+"""Control limits, priorities and termination of processes, limit connections, and detect public addresses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raise_descriptor_limit(target: int) -> int | None:
 
 
 def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
-    """Limit the unsent data in the kernel, and reset the connection after `seconds` without an acknowledgment."""
+    """Limit the unsent data that the kernel buffers. Reset the connection after `seconds` without acknowledgment."""
     # By default, the kernel buffers megabytes for a slow reader, and tries for a quarter of an hour to deliver data to
     # a client that has disappeared.
     import socket

@@ -1,4 +1,4 @@
-"""The system's name, whether it has a display, and the processors that this process may use."""
+"""Report the system's name, whether it has a display, and the processors that this process may use."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def has_display() -> bool:
 
 
 def usable_processors() -> int:
-    """Return the number of logical processors within the CPU affinity (on macOS, all)."""
+    """Return the number of logical processors that the CPU affinity allows (on macOS, all)."""
     if sys.platform == "darwin":
         return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
 
 
 def usable_cores() -> int:
-    """Return the number of physical cores within the CPU affinity and the container's CPU quota."""
-    # On macOS, efficiency cores do not count: a step of the engine is as slow as its slowest thread.
+    """Return the number of physical cores that the CPU affinity and the container's CPU quota allow."""
+    # On macOS, efficiency cores do not count, because each step of the engine takes as long as its slowest thread.
     if sys.platform == "darwin":
         return libsystem.sysctl_number("hw.perflevel0.physicalcpu") or libsystem.sysctl_number("hw.physicalcpu") or 1
     cores = {_core_id(cpu) for cpu in os.sched_getaffinity(0)}
@@ -43,7 +43,7 @@ def usable_cores() -> int:
 
 
 def name() -> str:
-    """Return the processor's model name, empty if unknown."""
+    """Return the processor's model name, or "" if unknown."""
     if sys.platform == "darwin":
         return libsystem.sysctl_text("machdep.cpu.brand_string")
     try:
@@ -54,7 +54,7 @@ def name() -> str:
 
 
 def times() -> list[int]:
-    """Return total clock ticks (user, nice, system, idle, iowait, irq, softirq, steal), or [] if unknown."""
+    """Return the clock ticks since boot (user, nice, system, idle, iowait, irq, softirq, steal), or [] if unknown."""
     if sys.platform == "darwin":
         return []
     try:

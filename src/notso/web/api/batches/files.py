@@ -126,7 +126,7 @@ def _timestamp(milliseconds: int) -> str:
 
 
 def expiry_ms(expires_after: Mapping[str, Any], now_ms: int, param: str) -> int:
-    """Convert `expires_after` to an expiry time. Raises ApiError (400)."""
+    """Convert `expires_after` to an expiry time. Raises ApiError (400) if it is invalid."""
     seconds = str(expires_after.get("seconds", ""))
     if expires_after.get("anchor") != "created_at":
         raise invalid_field(f"{param}.anchor", f"{param}.anchor must be created_at")

@@ -1,4 +1,4 @@
-"""Runs batches. A lease in the database names the process that runs a batch; when the lease has expired, another
+"""Run batches. A lease in the database names the process that runs a batch. After the lease has expired, another
 process may continue the batch.
 """
 
@@ -38,11 +38,11 @@ MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Maximum number of errors reported for an invalid input file."""
 MAX_BATCHES = 4
-"""Maximum number of batches that a server runs at once, each of a different owner."""
+"""Maximum number of batches that a server runs at once, each for a different owner."""
 MAX_AT_ONCE = 32
 """Maximum number of requests of one batch that run at once."""
 SEARCH_SECONDS = 10.0
-"""Maximum interval between searches for batches to run, if other servers use the store."""
+"""Maximum interval between searches for batches to run, if other servers also use the store."""
 RENEW_SECONDS = 5.0
 _log = logging.getLogger("notso.web.api")
 
@@ -65,7 +65,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._claim_batches())
 
     async def close(self) -> None:
-        """Interrupt running batches, which continue after a restart or on another server."""
+        """Interrupt running batches; they continue after a restart or on another server."""
         tasks = [task for _, task in self._running.values()]
         for task in (*tasks, *([self._task] if self._task is not None else [])):
             task.cancel()
@@ -84,7 +84,7 @@ class BatchRunner:
         records, store = self.services.shared.store.records, self.services.shared.store
         while True:
             self._due.clear()
-            with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
+            with contextlib.suppress(NotsoError):  # if the database is unreachable, the next round tries again
                 while len(self._running) < MAX_BATCHES:
                     busy_owners = [owner for owner, _ in self._running.values()]
                     # If no other server shares the store, leases of batches that are not running here belong to earlier
@@ -126,7 +126,7 @@ class _Run:
         self._body = dict(batch.body)
         self._stopping = stopping
         self._inner_app = AccessLog(ApiEdge(runner.services.inner_app))
-        self._lost = False  # another process has leased the batch
+        self._lost = False  # whether another process has leased the batch
         self._repeating = asyncio.Lock()
 
     async def run(self) -> None:
@@ -196,7 +196,7 @@ class _Run:
     async def _work(self, lines: list[bytes], numbers: Iterable[int]) -> None:
         for number in numbers:
             entry, body = await asyncio.to_thread(self._read_request, lines[number])
-            async with self._repeating:  # wait while another request is repeated, see below
+            async with self._repeating:  # wait while another request is being repeated (see below)
                 pass
             repetition = Repetition()
             status, headers, answer = await self._send_request(entry.url, body, repetition)
@@ -226,7 +226,7 @@ class _Run:
             scope = {**internal_scope(self._runner.app, url, caller), BACKGROUND: True}
             status, headers, answer = await send_internal(self._inner_app, scope, body)
             if status == 503 and self._services.shared.stopping:
-                raise EngineUnavailableError("the server is stopping")  # the next process repeats the request
+                raise EngineUnavailableError("the server is stopping")  # the batch's next process repeats the request
             if not await repetition.wait(status, headers):
                 return status, headers, answer
 

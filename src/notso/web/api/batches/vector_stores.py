@@ -1,6 +1,6 @@
 """Routes for OpenAI's vector stores, which are this server's document libraries.
 
-Searches rank passages by words shared with the query, not by embeddings.
+Searches rank passages by the words that they share with the query, not by embeddings.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     try:
         for file_id in file_ids:
             await _add(services, owner, library, file_id, "file_ids")
-    except Exception:  # such as too many documents; the client never receives the store's id, so delete the store
+    except Exception:  # the client never receives the store's id, so the store is deleted
         await services.shared.store.documents.delete_library(owner, library.id)
         raise
     return JSONResponse(await _store_object(services, owner, library), headers=headers)

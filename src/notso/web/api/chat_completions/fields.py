@@ -1,4 +1,4 @@
-"""Fields of an OpenAI chat completion and their conversion to messages and parameters.
+"""Fields of an OpenAI chat completion request, and their conversion to messages and parameters.
 
 Shared by the HTTP route and `notso batch`, so that both treat requests alike.
 """
@@ -68,7 +68,7 @@ from notso.web.api.shared.api_request import ApiRequest
 NO_BUDGET = -1
 """Value of `thinking_budget` that counts as omitted, so that limits set by other fields apply."""
 BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens")
-"""Aliases of one field."""
+"""Names of one field: the main name and its aliases."""
 Budget = Annotated[Whole, Field(ge=NO_BUDGET)]
 
 
@@ -305,7 +305,7 @@ class ChatFields(GrammarFields):
     prediction: Annotated[dict[str, Any] | None, hint("speculative decoding is automatic")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # Accepted only with values that have no effect.
+    # The following fields are accepted only with values that have no effect.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     separate_reasoning: Literal[True] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -428,7 +428,7 @@ class ChatRequest(ApiRequest):
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Validate a chat completion. Raises ApiError (400) naming the field."""
+    """Validate a chat completion request. Raises ApiError (400), which names the field."""
     fields = read_fields(ChatFields, body, CHAT_NOTES, WITHIN_CHAT)
     messages = tuple(_message(message) for message in fields.messages)
     thinking, budget = _thinking(fields)

@@ -51,7 +51,7 @@ from notso.web.edge.access import GUARDED
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Maximum number of prompt log probabilities per request. Each character of a text counts as a token."""
+"""Maximum number of prompt log probabilities per request. In text prompts, each character counts as a token."""
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
@@ -66,7 +66,7 @@ class TextFields(GrammarFields):
     )
     echo: bool | None = None
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    # Accepted only with values that have no effect.
+    # The following fields are accepted only with values that have no effect.
     suffix: Literal[""] | None = None
     response_format: TextFormat | None = None
 
@@ -100,7 +100,7 @@ class TextRequest(ApiRequest):
 
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
-    """Validate a text completion. Raises ApiError (400) naming the field."""
+    """Validate a text completion request. Raises ApiError (400) naming the field."""
     check_prompts("prompt", body.get("prompt"), MAX_PROMPTS)
     fields = read_fields(TextFields, body, TEXT_NOTES, WITHIN_SAMPLING)
     prompts = to_prompts(fields.prompt)

@@ -46,14 +46,14 @@ HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
 """A session and its answers end after this time without a connection. Front ends report a lost connection earlier."""
 PREPARED_SECONDS = 10.0
-"""A prepared prompt is dropped if not submitted within this time."""
+"""A prepared prompt is dropped if it is not submitted within this time."""
 MAX_OPEN = 512
 MAX_PREPARED = 64
 MAX_SESSIONS = 256
 MAX_EVENTS_PER_LINE = 256
 """Maximum number of events of one answer per line; a resumed answer may need several lines."""
 LINE_BYTES = 1 << 20
-"""No further events are added to a line above this size. Front ends reject lines of more than 16 MiB."""
+"""No further events are added to a line that has reached this size. Front ends reject lines of more than 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class _PreparedPrompt:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    # State of one connection, replaced when the session reconnects.
+    # State of one connection, replaced when the front end reconnects.
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[int, int] = field(default_factory=dict)  # answer number -> number of events already sent
@@ -124,7 +124,7 @@ class FrontEndSession:
     """One front end's answers, which survive a broken connection. Use only on the event loop."""
 
     def __init__(self, front_ends: FrontEndSessions) -> None:
-        self.id = secrets.token_hex(8)  # lets the front end notice a restart of the engine during a submission
+        self.id = secrets.token_hex(8)  # lets the front end detect that the engine restarted during a submission
         self._front_ends = front_ends
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
@@ -148,7 +148,7 @@ class FrontEndSession:
         self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, self._front_ends.remove, self)
 
     async def begin(self, submission: EngineSubmission, off_loop: OffLoop) -> None:
-        """Start an answer; idempotent per `number`. Raises NotsoError or Problem."""
+        """Start an answer, once per `number`. Raises NotsoError or Problem."""
         number = submission.number
         answer = self._answers.get(number)
         if answer is None:
@@ -261,8 +261,8 @@ class FrontEndSession:
         return json.dumps(message).encode() + b"\n"
 
     def _close_if_ended(self, number: int, answer: _Answer, event: Event) -> Event:
-        # Closes the request after its last event, but keeps its events for a while: if the connection breaks before the
-        # front end receives this line, the next connection sends them again.
+        # Closes the request after its last event, but keeps the answer's events for a while: if the connection breaks
+        # before the front end receives this line, the next connection sends them again.
         if event.kind not in ("end", "error"):
             return event
         answer.running.close()
@@ -297,7 +297,7 @@ class FrontEndSessions:
         return About(state, host.failure, host.info, self._adapters)
 
     def session(self, name: str) -> FrontEndSession:
-        """Return or create a session. Raises EngineError at the limit."""
+        """Return or create a session. Raises EngineError if there are too many."""
         if name not in self._sessions:
             if len(self._sessions) >= MAX_SESSIONS:
                 raise EngineError("too many front ends")
@@ -307,7 +307,7 @@ class FrontEndSessions:
         return self._sessions[name]
 
     def existing_session(self, name: str) -> FrontEndSession:
-        """Return a session. Raises EngineError if unknown."""
+        """Return a session. Raises EngineUnavailableError if it does not exist."""
         session = self._sessions.get(name)
         if session is None:
             raise EngineUnavailableError("the connection to the engine was lost; send the request again")
@@ -330,7 +330,7 @@ class FrontEndSessions:
             running.close()
 
     async def prepare(self, request: EngineRequest, off_loop: OffLoop) -> str:
-        """Render a prompt; return the key for submitting it within PREPARED_SECONDS."""
+        """Render a prompt, and return a key that can submit it for PREPARED_SECONDS."""
         begun: list[Callable[[], Generation]] = []
         async with self.loaded_engine() as engine:
             await off_loop(lambda: begun.append(engine.prepare(request.prompt, request.params, request.options)))
@@ -481,5 +481,5 @@ def _error_response(error: NotsoError, status: int = 200) -> Response:
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
-    # The line break lets a front end that expects a stream of lines read errors, too.
+    # Because of the line break, a front end that expects a stream of lines can also read errors.
     return Response(json.dumps(body) + "\n", status, media_type="application/json")

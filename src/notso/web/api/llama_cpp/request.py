@@ -74,7 +74,7 @@ _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """Return parameters under llama.cpp's names. Unsupported samplers are shown as off."""
+    """Return parameters under llama.cpp's names. Unsupported samplers are reported as off."""
     named = {
         next(iter(api_names)): list(value) if isinstance(value := getattr(params, name), tuple) else value
         for name, each in PARAMETERS.items()
@@ -207,7 +207,7 @@ class NativeRequest(ApiRequest):
 
 
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
-    """Validate a completion. Raises ApiError (400) naming the field."""
+    """Validate a completion request. Raises ApiError (400) naming the field."""
     fields = read_fields(NativeFields, body, NATIVE_NOTES, WITHIN_NATIVE)
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
@@ -255,7 +255,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
 def tokenize_request(
     api_request: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
-    """Tokenize prompts and biases. Raises ApiError (400) for invalid or empty prompts and too many biases."""
+    """Tokenize prompts and biases. Raises ApiError (400) for invalid or empty prompts, or too many biases."""
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in api_request.pieces]
         if not all(prompts):

@@ -126,7 +126,7 @@ class ContextManagement(Fields):
 
     @property
     def kept_thinking_turns(self) -> int | None:
-        """Number of the latest answers that keep their reasoning; None: all."""
+        """Return how many of the latest answers keep their reasoning (None: all)."""
         edits = self.of_kind(ClearThinking)
         return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
@@ -139,7 +139,7 @@ Applied = tuple[Mapping[str, Any], ...]
 def apply_edits(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
-    """Return the edited conversation, and the edits that had an effect. Raises the errors of `count`."""
+    """Return the edited conversation, and the edits that had an effect. Raises the same errors as `count`."""
     # The caller has applied `clear_thinking` by setting `keep_reasoning`. Here, only the number of tokens that it saved
     # is computed. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
@@ -188,7 +188,7 @@ def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> se
         return set()
     keep_count = clearing.keep.value if clearing.keep else DEFAULT_KEPT_TOOL_USES
     excluded = clearing.exclude_tools or ()
-    # An empty or repeated id does not identify the result to clear.
+    # An empty or repeated id does not identify a single result, so its results are kept.
     return {id for id in results[: max(0, len(results) - keep_count)] if uses[id] == 1 and names[id] not in excluded}
 
 
@@ -533,7 +533,7 @@ class MessageFields(CountFields):
     stream: bool | None = None
     metadata: Annotated[dict[str, Any] | None, replace(DESCRIBES_CALLER, done=({},))] = None
     diagnostics: Annotated[dict[str, Any] | None, hint("usage and cached tokens are always reported")] = None
-    # Accepted only with values that have no effect.
+    # The following fields are accepted only with values that have no effect.
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
     inference_geo: Literal["global"] | None = None

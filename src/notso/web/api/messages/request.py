@@ -1,4 +1,4 @@
-"""Conversion of Anthropic messages, documents, search results and citations to engine messages and parameters."""
+"""Convert Anthropic messages, documents, search results and citations to engine messages and parameters."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _files(content: Any, param: str) -> Iterator[RequestFile]:
 
 
 def add_document(documents: RequestDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
-    """Add a document; return its text for the prompt. Raises ApiError (400)."""
+    """Add a document, and return its text for the prompt. Raises ApiError (400)."""
     is_quoted = bool(block.citations and block.citations.enabled)
     kind = "search_result" if isinstance(block, SearchResultBlock) else "document"
     facts: dict[str, Any] = {"type": kind, "title": block.title}
@@ -147,7 +147,7 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
-    """Return a quotation's citation, or None if the document lacks the quotation."""
+    """Return a quotation's citation, or None if the document does not contain it."""
     found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
@@ -170,7 +170,7 @@ def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str,
 
 
 def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
-    """Return an earlier block's text as it was generated: with its citations as quotations at the beginning."""
+    """Return an earlier block's text as it was generated: preceded by its citations as quotations."""
     quotations = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
@@ -379,7 +379,6 @@ class PinnedPrefix:
                 self.characters = len(message.content) - len("\n".join(parts)) + len("\n".join(parts[:number]))
 
     def find_prefix(self, messages: Sequence[Message]) -> FixedPrefix | None:
-        """Return the prefix to pin, if any."""
         at = next((at for at, each in enumerate(messages) if each is self.message), None)
         if at is None or self.characters <= 0:
             return None

@@ -92,7 +92,7 @@ class MessageSerializer(Serializer):
         return MessageSerializer(self._request, self._model, self.id)
 
     def feed(self, number: int, event: Event) -> Iterator[bytes]:
-        # message_start is sent when processing begins, because it contains the number of cached tokens.
+        # message_start contains the number of cached tokens, so it is sent only when processing begins.
         if event.kind not in PRELIMINARY_KINDS and not self._is_started:
             self._is_started = True
             if event.progress is not None:

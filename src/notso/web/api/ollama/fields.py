@@ -374,7 +374,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
         for name in ("system", "context"):
             if getattr(fields, name):
                 raise invalid_field(name, f"{name} cannot be combined with raw")
-        # As in Ollama, `think` is not refused: it selects a form of the template, which a raw prompt does not use.
+        # As in Ollama, `think` is ignored, not refused: it selects a form of the template, but raw prompts use none.
         ignored = (RequestHint("think", "think", False),) if fields.think else ()
         request = _request(fields.model_copy(update={"think": None}), body, prompt)
         return replace(request, hints=(*request.hints, *ignored))

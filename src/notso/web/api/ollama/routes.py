@@ -64,7 +64,7 @@ class OllamaSerializer(Serializer):
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=api_request.options.top_logprobs is not None)
-        self._calls: list[dict[str, Any]] = []  # without cut-off calls, whose arguments are not JSON
+        self._calls: list[dict[str, Any]] = []  # excludes cut-off calls, because their arguments are not valid JSON
         self._last_logprobs: dict[str, Any] = {}
         self.id = new_id("ollama-")
         # Sent to keep the connection alive. JSON lines have no comments (unlike SSE), so this is a line without text.
@@ -186,7 +186,7 @@ CAPABILITIES = ("completion", "tools", "thinking")
 # Expiry of a model that stays loaded: about as distant as in Ollama, but long before the end of the year 9999, which
 # Python cannot convert to time zones east of UTC.
 NEVER = "2200-01-01T00:00:00Z"
-# Defaults for models that have not been loaded. Zed and Roo Code show no models if one lacks these fields.
+# Defaults for models that have not been loaded. Zed and Roo Code show no models if any model lacks these fields.
 _FILE_DETAILS = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]} | {
     "parameter_size": "",
     "quantization_level": "unknown",
@@ -408,7 +408,7 @@ async def _embeddings(request: Request, api_request: EmbeddingRequest) -> tuple[
 @router.post("/api/pull", dependencies=[GUARDED])
 async def pull(request: Request, services: Services) -> Response:
     """Report success for an installed model. Others are not downloaded."""
-    # Programs pull a model before its first use, or if /api/tags lists its name only with a tag.
+    # Programs pull a model before they use it for the first time, or if /api/tags lists its name only with a tag.
     fields, headers = await read_fields_and_headers(request, PullFields, PULL_NOTES, of_any_type=True)
     try:
         await _find_model(services, fields)

@@ -1,4 +1,4 @@
-"""Strict JSON parsing and validation of untrusted bodies, with the field types and checks of all APIs.
+"""Parse and strictly validate untrusted JSON bodies. Contains the field types and checks of all APIs.
 
 A hint is a field that is ignored, except for certain values. A note documents a field for clients.
 """
@@ -39,7 +39,7 @@ LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=1 << 19, backslashes=1 <<
 """Enough for schemas with thousands of properties, for the 300,000 token ids that OpenAI allows in a request for
 embeddings, and for 24 MiB of characters outside ASCII, each escaped as \\uXXXX."""
 
-# Bytes to search at a time. The size is limited, because a search does not release the GIL.
+# Number of bytes that are searched at a time. It is limited, because a search does not release the GIL.
 _PIECE = 1 << 16
 
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -62,10 +62,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_repaired(body: bytes) -> tuple[dict[str, Any], bool]:
-    """Parse like `parse_object`, but replace NUL and lone surrogates in values; return whether there were any.
-
-    Agents repeat binary output and truncated texts in every later request, so a refusal would end the session.
-    """
+    """Parse like `parse_object`, but replace NUL and lone surrogates in values; return whether there were any."""
+    # Agents repeat binary output and truncated texts in every later request, so a refusal would end the session.
     value = _parse(body)
     repaired = _repair(value) if _is_suspect(body) else value
     return repaired, repaired != value
@@ -191,14 +189,14 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def with_fields(body: type[B], fields: Mapping[str, Any]) -> type[B]:
-    """Return `body` with further optional fields; `fields` contains their types by name."""
+    """Return `body` with further optional fields; `fields` maps their names to types."""
     own = {"__base__": body, "__module__": body.__module__, "__doc__": body.__doc__}
     more = {name: (kind, None) for name, kind in fields.items()}
     return create_model(body.__name__, **own, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def accepting(names: str, kind: Any = Any) -> Callable[[type[B]], type[B]]:
-    """Add fields of one type. `names` are separated by spaces."""
+    """Return a decorator that adds fields of one type; spaces separate `names`."""
     return lambda body: with_fields(body, dict.fromkeys(names.split(), kind))
 
 
@@ -254,10 +252,9 @@ Content = Text | SomeParts[TextPart]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Documentation of a field, for the compatibility page and error messages.
+    """Documentation of a field, for the compatibility page and error messages."""
 
-    In the outermost `Annotated` of a field, a note with state `hint` also makes the server ignore the field.
-    """
+    # In the outermost `Annotated` of a field, a note with state `hint` also makes the server ignore the field.
 
     # works: implemented. inert: accepted only with values that have no effect. hint: ignored, and named in the response
     # header for ignored fields. refused: not supported.
@@ -266,8 +263,8 @@ class Note:
     instead: str = ""  # advice in errors; if empty, `text` is the advice for fields that are not accepted
     ignored: str = ""  # why a hint is ignored; `text` then describes the values in `done`
     done: tuple[Any, ...] = ()  # values of a hint that are not ignored, because the server behaves as they request
-    describes_caller: bool = False  # a hint that only describes the caller is accepted even with --strict-fields
-    is_checked: bool = False  # values of a hint that do not match the field's type are refused
+    describes_caller: bool = False  # whether a hint only describes the caller, so that --strict-fields accepts it
+    is_checked: bool = False  # whether values of a hint that do not match the field's type are refused
 
     @property
     def advice(self) -> str:
@@ -365,11 +362,11 @@ def check_depth(param: str, schema: object) -> None:
 
 
 def _to_api_error(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
-    # Some messages replace pydantic's, which would repeat the client's input.
+    # Some of pydantic's messages are replaced, because they would repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
 
     # A union reports an error per alternative; the deepest error probably concerns the intended alternative. Of equally
-    # deep ones, an error with advice is preferred, because the advice names all alternatives.
+    # deep errors, one with advice is preferred, because the advice names all alternatives.
     def rank(fault: Any) -> tuple[int, int]:
         path, kind = _path(fault["loc"], body), fault["type"]
         is_advised = kind == "literal_error" and path[-1:] and path[-1] in notes and notes[str(path[-1])].advice
@@ -469,7 +466,7 @@ class RequestHint:
 
 
 def find_hints(fields: BaseModel, body: Mapping[str, Any]) -> tuple[RequestHint, ...]:
-    """List the ignored fields in order of occurrence, each name once, in linear time."""
+    """List the ignored fields in order of occurrence, each name once."""
     found: dict[str, RequestHint] = {}
     for path, describes_caller in _hints(fields, body):
         name = ".".join(part for part in path if isinstance(part, str))
@@ -501,7 +498,7 @@ def reject_hints(hints: Iterable[RequestHint]) -> None:
 def _hints(value: object, raw: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
     if isinstance(value, list) and isinstance(raw, list):
         for index, (each, raw_value) in enumerate(zip(value, raw, strict=False)):
-            if isinstance(raw_value, dict):  # there may be hundreds of thousands of other items, such as token ids
+            if isinstance(raw_value, dict):  # skips other items, such as hundreds of thousands of token ids
                 for path, describes_caller in _hints(each, raw_value):
                     yield (index, *path), describes_caller
     if not isinstance(value, BaseModel) or not isinstance(raw, Mapping):
@@ -558,16 +555,14 @@ EFFORT_ADVICE = "use none, minimal, low, medium, high, xhigh or max"
 
 
 def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
-    """Return the grammar of a JSON schema. Raises ApiError (400) if nested too deeply."""
+    """Return the grammar of a JSON schema. Raises ApiError (400) if it is nested too deeply."""
     check_depth(param, schema)
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def check_functions(functions: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """Raise ApiError (400) for a duplicate name or a deeply nested schema.
-
-    Each function is given by its path in the request, its name, and its schemas by field.
-    """
+    """Raise ApiError (400) for a duplicate name or a deeply nested schema."""
+    # Each function is given by its path in the request, its name, and its schemas by field.
     paths: dict[str, str] = {}
     for path, name, schemas in functions:
         if (earlier := paths.setdefault(name, path)) != path:

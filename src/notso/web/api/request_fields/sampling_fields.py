@@ -43,7 +43,7 @@ from notso.web.values.strict_fields import limit_entries
 
 
 def to_integer(value: Any) -> Any:
-    """Convert integral floats to int; reject booleans."""
+    """Convert integral floats to int. Raises ValueError for booleans."""
     if isinstance(value, bool):
         raise ValueError("it should be a valid integer")
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -58,8 +58,8 @@ Number = int | float
 
 
 def to_prompt_limit(truncate_prompt_tokens: int | None) -> int | None:
-    # Prompts above the limit are refused, not cut. -1 sets no limit, because prompts that do not fit the context are
-    # refused anyway.
+    # Prompts that exceed the limit are refused, not cut. A negative value sets no limit, because prompts that do not
+    # fit the context are refused anyway.
     return None if truncate_prompt_tokens is None or truncate_prompt_tokens < 0 else truncate_prompt_tokens
 
 
@@ -146,7 +146,7 @@ def _parse_list(value: Any) -> Any:
 
 
 def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
-    """Add an API's sampling parameters to a body, except those that the body declares."""
+    """Return a decorator that adds the API's sampling parameters that a body does not declare."""
 
     def extended(body: type[B]) -> type[B]:
         fields = {
@@ -176,7 +176,7 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
 
 
 def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return a body's values by engine parameter. Raises ApiError (400) for contradictory aliases."""
+    """Return a body's values, keyed by engine parameter. Raises ApiError (400) for contradictory aliases."""
     values = {name: get_by_alias(fields, *names) for name, each in PARAMETERS.items() if (names := each.names(api))}
     for name, value in values.items():
         if PARAMETERS[name].is_list and value is not None:
@@ -247,7 +247,7 @@ class SamplingFields(UnsupportedSamplerFields):
 
     @property
     def common(self) -> dict[str, Any]:
-        """The ApiRequest fields that depend only on these fields."""
+        """Return the ApiRequest fields that depend only on these fields."""
         return {
             "model": self.model,
             "stream": bool(self.stream),
@@ -315,13 +315,13 @@ def to_sampling_params(
 
 
 def create_sampling_params(names: Mapping[str, str], values: Mapping[str, Any]) -> SamplingParams:
-    """Create engine parameters, omitting None. Raises ApiError (400) with the API's field name."""
+    """Create engine parameters from the values that are not None. Raises ApiError (400) with the API's field name."""
     # Empty stop strings are ignored, as in llama.cpp. Programs send them for empty input fields.
     values = {**values, "stop": tuple(filter(None, values.get("stop") or ())) or None}
     chosen = {name: value for name, value in values.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
-    except ValueError as error:  # InvalidRequestError with the parameter's name
+    except ValueError as error:  # an InvalidRequestError, which contains the parameter's name
         raise api_error_of(error).called(names) from None
 
 
@@ -331,7 +331,7 @@ def get_by_alias(fields: BaseModel, *names: str) -> Any:
 
 
 def find_value(values: Mapping[str, Any], fault: str = "are aliases: use only one") -> tuple[str, Any]:
-    """Return the first field that is set, and its value. Raises ApiError (400) if another field's value differs."""
+    """Return the first set field's name and value. Raises ApiError (400) if another field's value differs."""
     given = [(name, value) for name, value in values.items() if value is not None]
     for other, value in given[1:]:
         if value != given[0][1]:
@@ -420,9 +420,9 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the answer's grammar, if any, and the field that sets it.
+    """Return the answer's grammar, if any, and the name of its field.
 
-    Raises ApiError (400) for several grammars, or a schema nested too deeply.
+    Raises ApiError (400) for several grammars, or for a schema that is nested too deeply.
     """
     outputs = fields.structured_outputs
     values = {name: getattr(fields, name) for name in GRAMMAR_FIELDS}

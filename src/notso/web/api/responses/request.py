@@ -1,4 +1,4 @@
-"""Converts requests of the Responses API to engine messages and parameters, and loads stored items by id."""
+"""Convert requests of the Responses API to engine messages and parameters, and load stored items by id."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) 
 
 
 def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
-    """Return input items as the API lists them: with ids, status and content parts."""
+    """Return input items as the API lists them: with id, status and content parts."""
     return tuple(_normalize_item(item, response_id, index) for index, item in enumerate(items))
 
 
 async def load_referenced_items(
     references: Sequence[Reference], load: Callable[[str], Awaitable[StoredResponse | None]]
 ) -> dict[str, Item]:
-    """Load referenced items by id. Raises ApiError: 404 if unknown, 400 for duplicates or too many."""
+    """Load referenced items by id. Raises ApiError: 404 for unknown items, 400 for duplicates or too many."""
     ids = [id for _, id in references]
     responses: dict[str, dict[str, Item]] = {}
     found: dict[str, Item] = {}
@@ -169,7 +169,7 @@ class FileSearch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
     conversation: tuple[Message, ...]  # the conversation without the instructions
-    items: tuple[Item, ...]  # the input; loaded references are replaced by the stored items
+    items: tuple[Item, ...]  # the input, in which stored items replace loaded references
     references: tuple[Reference, ...] = ()  # stored items to load
     namespaces: Mapping[str, str]  # function name in the prompt -> namespace
     instructions: str | None = None
@@ -179,7 +179,7 @@ class ResponseRequest(ApiRequest):
     echoed: Mapping[str, Any]  # fields repeated in the response
 
     def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
-        """Put earlier messages first. Keep only the reasoning that led to tool calls after the last user message."""
+        """Prepend earlier messages. Reasoning is kept only with tool calls after the last user message."""
         conversation = (*earlier, *self.conversation)
         last_user = last_user_message(conversation)
         conversation = tuple(
@@ -193,7 +193,7 @@ class ResponseRequest(ApiRequest):
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Validate a token count request. Raises the errors of `parse_response_request`."""
+    """Validate a token count request. Raises the same errors as `parse_response_request`."""
     typed = _add_item_types(body, stored or {})
     fields = read_fields(InputTokenFields, typed, INPUT_TOKEN_NOTES, WITHIN_RESPONSE)
     hints = _hints(fields, typed)
@@ -203,7 +203,7 @@ def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Validate a request, resolving references from `stored`. Raises ApiError (400) naming the field."""
+    """Validate a request, and replace references with items in `stored`. Raises ApiError (400) naming the field."""
     typed = _add_item_types(body, stored or {})
     fields = read_fields(ResponseFields, typed, RESPONSE_NOTES, WITHIN_RESPONSE)
     if fields.background and fields.store is False:
@@ -265,7 +265,7 @@ def _add_item_type(item: Any, stored: Mapping[str, Item]) -> Any:
         return item
     if "role" in item and item.get("type") is None:
         item = {"type": "message"} | {name: value for name, value in item.items() if name != "type"}
-    if item.get("role") == "assistant" and item.get("content") == []:  # an answer that ended before its text
+    if item.get("role") == "assistant" and item.get("content") == []:  # an answer that ended before any text
         item = {**item, "content": ""}
     if item.get("type") == "message":
         return item
@@ -358,7 +358,7 @@ def _tool_options(fields: ResponseFields, functions: Functions) -> dict[str, Any
             raise invalid_field("tool_choice", "tool_choice allows file_search, which is not in tools")
         allowed = [each.name for each in choice.tools if isinstance(each, FunctionChoice)]
         choice = choice.mode
-    # The search always runs. This satisfies the choice `file_search` and, if no functions are allowed, `required`.
+    # The search always runs, which satisfies the choice `file_search` and, if no functions are allowed, `required`.
     if isinstance(choice, SearchChoice) or (
         choice == "required" and search and not (functions if allowed is None else allowed)
     ):
@@ -421,6 +421,6 @@ async def insert_passages(services: ApiServices, owner: str, api_request: Respon
 
 
 def to_annotation(documents: RequestDocuments, quotation: QuotedSpan, index: int) -> Mapping[str, Any] | None:
-    """Return a quotation's annotation at character `index`, or None if the passage lacks the quotation."""
+    """Return a quotation's annotation at character `index`, or None if the passage does not contain it."""
     found = documents.find_quotation(quotation.number, quotation.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

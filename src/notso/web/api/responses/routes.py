@@ -118,13 +118,13 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         await get_response(services, owner, response_id, "response_id")
     await services.shared.store.records.delete_unfinished_response(owner, response_id)
     await services.shared.store.delete(owner, "response", response_id)
-    with contextlib.suppress(NotsoError, RuntimeError):  # no engine, or no thread; a periodic task retries
+    with contextlib.suppress(NotsoError, RuntimeError):  # if no engine or thread is available, a periodic task retries
         await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
 async def get_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """Return a response. Raises ApiError: 404 if unknown, 503 if unfinished."""
+    """Return a stored response. Raises ApiError: 404 if there is none, 503 if it is unfinished."""
     found = await services.shared.store.response(owner, id)
     if found is None and await services.shared.store.records.unfinished_response(owner, id) is not None:
         message = "this response is not finished: it is being generated, or a server will continue it"
@@ -135,7 +135,7 @@ async def get_response(services: ApiServices, owner: str, id: str, param: str) -
 
 
 async def _stop(services: ApiServices, owner: str, response_id: str) -> ResumableStream | RemoteAnswer | None:
-    # Stops a response and waits for its end. Returns None if it is not being generated.
+    # Stops a response and waits until it ends. Returns None if it is not being generated.
     running = _find_running(services, owner, response_id)
     answer = running or await _find_unfinished_remote(services, owner, response_id)
     if answer is not None:

@@ -139,5 +139,5 @@ def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
 
 
 def base64_of(vector: Sequence[float]) -> str:
-    """Encode a vector as little-endian 32-bit floats."""
+    """Encode a vector's little-endian 32-bit floats as Base64."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -94,7 +94,7 @@ async def unload(request: Request, services: Services) -> Response:
                 if served.engine is not None:
                     await asyncio.to_thread(served.engine.adapters.remove, name)
             except NotsoError as error:
-                if name not in adapter_names(served):  # another request removed the adapter in the meantime
+                if name not in adapter_names(served):  # another request has removed the adapter in the meantime
                     break
                 raise as_api_error(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)

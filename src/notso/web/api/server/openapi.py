@@ -1,4 +1,4 @@
-"""OpenAPI document, generated from the routes and the field tables that validate requests.
+"""The OpenAPI document, generated from the routes and the field tables that validate requests.
 
 The schemas of responses are written in a short notation:
 
@@ -345,8 +345,8 @@ async def openapi(request: Request) -> Response:
 
 @cache
 def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
-    # Returns references to body schemas by endpoint, and schemas by name. Callers must not modify them. The result is
-    # cached, because building the schemas takes half a second.
+    # Returns the references to body schemas by endpoint, and the schemas by name. Callers must not modify them. The
+    # result is cached, because building the schemas takes half a second.
     kinds: list[type[BaseModel]] = [endpoint.fields for endpoint in ENDPOINTS]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
@@ -364,7 +364,7 @@ def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
 def document(app: FastAPI) -> dict[str, Any]:
     bodies, definitions = _schemas()
     routes = list(_routes(app))
-    contents: dict[Any, dict[str, Any]] = {}  # by the route's function
+    contents: dict[Any, dict[str, Any]] = {}  # keyed by the route's function
     for method, path, route in routes:
         contents[route.endpoint] = contents.get(route.endpoint) or _content(f"{method} {path}")
     paths: dict[str, Any] = {}

@@ -35,14 +35,14 @@ class ApiRequest:
     params: tuple[SamplingParams, ...]
     options: RequestOptions
     stream: bool = False
-    include_usage: bool = False  # end the stream with a chunk of token counts
-    return_progress: bool = False  # stream the progress of the prompt
+    include_usage: bool = False  # end the stream with a chunk that contains token counts
+    return_progress: bool = False  # stream the progress of prompt processing
     timings_per_token: bool = False  # add the timings so far to each chunk
     fresh: bool = False  # do not use cached prompts
     store: bool = False  # store the answer, so that the client can retrieve and continue it
     background: bool = False  # generate without a connection; the client polls by id
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
-    prompt_limit: int | None = None  # longest prompt in tokens; longer ones are refused
+    prompt_limit: int | None = None  # maximum prompt length in tokens; longer prompts are refused
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterward; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # engine's field name -> this API's, for errors
     ignored: tuple[str, ...] = ()  # ignored parts besides `hints`, such as lines removed from the prompt
@@ -51,7 +51,7 @@ class ApiRequest:
     def in_named_conversation(self) -> Self:
         """If `keep_stream` is set, remove the hint that `store` is ignored.
 
-        Call only for requests with X-Conversation-Id, in which `store` has an effect.
+        Call this only for requests with X-Conversation-Id, in which `store` has an effect.
         """
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
@@ -72,7 +72,7 @@ class ApiRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages of the only prompt."""
+        """Return the messages of the only prompt."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     @property
@@ -82,7 +82,7 @@ class ApiRequest:
 
 def check_prompts(name: str, prompts: object, max_prompts: int) -> None:
     """Check a list of texts or token ids. Raises ApiError (400) naming the first item of the wrong type."""
-    # Pydantic's errors could refer to the wrong type of list.
+    # This check precedes pydantic's, because pydantic's errors could refer to the wrong type of list.
     if not isinstance(prompts, list):
         return
     if any(isinstance(each, int) for each in prompts):
@@ -115,7 +115,7 @@ def to_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def last_user_message(messages: Sequence[Message]) -> int:
-    """Return the index of the last user message, or -1."""
+    """Return the index of the last user message, or -1 if there is none."""
     return max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
 
 
@@ -123,7 +123,7 @@ IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 MAX_WORK = 64 * 65_536
-"""Maximum number of tokens plus alternatives (top_logprobs) of a response, a limit on the work of a small request."""
+"""Maximum number of tokens and alternatives (top_logprobs) in a response. It limits the work that a request causes."""
 
 
 def find_dropped_parts(info: ModelInfo, api_request: ApiRequest, *, strict: bool) -> list[str]:
@@ -176,6 +176,6 @@ def _ignored_keywords(options: RequestOptions) -> Iterator[str]:
         if function.get("parameters") is not None and (all_enforced or function["name"] in options.strict_tools):
             try:
                 yield from ignored_keywords(json.dumps(function["parameters"]))
-            except InvalidRequestError as error:  # name the tool in the engine's message
+            except InvalidRequestError as error:  # add the tool's name to the engine's message
                 message = f"the parameters of {function['name']} cannot be enforced: {error}"
                 raise InvalidRequestError(message, param="tools") from None
