@@ -58,7 +58,7 @@ MIB = 1 << 20
 HEAPS = 4
 _M_ARENA_MAX = -8  # glibc's malloc.h
 _UNLIMITED = 1 << 60  # for "no limit", cgroup v1 reports a number above this
-_CRITICAL = 4  # critical level of macOS's memory pressure (sys/event.h)
+_CRITICAL = 4  # macOS's level for critical memory pressure (sys/event.h)
 
 
 @dataclass(frozen=True, slots=True)

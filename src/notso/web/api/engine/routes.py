@@ -44,7 +44,7 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""A session and its answers end after this time without a connection. Front ends report a lost connection earlier."""
+"""A session and its answers end after this time without a connection. Front ends report a lost connection sooner."""
 PREPARED_SECONDS = 10.0
 """A prepared prompt is dropped if it is not submitted within this time."""
 MAX_OPEN = 512
@@ -330,7 +330,7 @@ class FrontEndSessions:
             running.close()
 
     async def prepare(self, request: EngineRequest, off_loop: OffLoop) -> str:
-        """Render a prompt, and return a key that can submit it for PREPARED_SECONDS."""
+        """Render a prompt, and return a key with which it can be submitted for PREPARED_SECONDS."""
         begun: list[Callable[[], Generation]] = []
         async with self.loaded_engine() as engine:
             await off_loop(lambda: begun.append(engine.prepare(request.prompt, request.params, request.options)))

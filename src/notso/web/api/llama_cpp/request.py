@@ -105,7 +105,7 @@ MAX_TEXTS = 1024
 BANNED = -100.0
 """Bias of a token whose entry in `logit_bias` is `false`; in practice, it excludes the token."""
 
-MAX_ID_DIGITS = 10  # 1 << 31 has ten digits
+MAX_ID_DIGITS = 10  # token ids are less than 1 << 31, which has ten digits
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]

@@ -43,7 +43,7 @@ CLEARED = "[This result was cleared to save space.]"
 
 MAX_EDITS = 8
 MAX_LISTED_TOOLS = 1024
-"""Maximum number of tools, including deferred ones: Claude Code lists the tools of all MCP servers."""
+"""Maximum number of tools, including deferred ones. Claude Code, for example, lists the tools of all MCP servers."""
 
 Amount = Annotated[int, Field(ge=0)]
 

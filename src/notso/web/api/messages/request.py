@@ -147,7 +147,7 @@ def _join_blocks(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def to_citation(documents: RequestDocuments, quotation: QuotedSpan) -> dict[str, Any] | None:
-    """Return a quotation's citation, or None if the document does not contain it."""
+    """Return a quotation's citation, or None if the document does not contain the quotation."""
     found = documents.find_quotation(quotation.number, quotation.words)
     if found is None:
         return None
@@ -320,7 +320,7 @@ def _find_hints(fields: CountFields, body: Mapping[str, Any]) -> tuple[RequestHi
     has_effort = fields.output_config is not None and fields.output_config.effort is not None
     if not has_effort or isinstance(fields.thinking, ThinkingAdaptive):
         return hints
-    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # `_budget` ignores the effort
+    return (*hints, RequestHint("output_config.effort", "output_config.effort", False))  # because `_budget` ignores it
 
 
 def _prompt_tools(fields: CountFields) -> list[AnthropicTool]:

@@ -329,7 +329,7 @@ class OllamaRequest(ApiRequest):
 
 
 def parse_embed(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """Validate POST /api/embed. Raises ApiError (400) naming the field."""
+    """Validate an /api/embed request. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbedFields, body, EMBED_NOTES, OPTION_NOTES)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
     api_request = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
@@ -337,7 +337,7 @@ def parse_embed(body: Mapping[str, Any]) -> EmbeddingRequest:
 
 
 def parse_embedding(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """Validate POST /api/embeddings. Raises ApiError (400) naming the field."""
+    """Validate an /api/embeddings request. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES, OPTION_NOTES)
     return _embedding(fields, body, [fields.prompt] if fields.prompt else [])
 
@@ -357,7 +357,7 @@ def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], t
 
 
 def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
-    """Validate POST /api/chat. Raises ApiError (400) naming the field."""
+    """Validate an /api/chat request. Raises ApiError (400) naming the field."""
     fields = read_fields(OllamaChatFields, body, CHAT_NOTES, WITHIN_CHAT)
     messages = tuple(map(_message, fields.messages or ()))
     is_continued = bool(messages) and messages[-1].role == "assistant"
@@ -365,7 +365,7 @@ def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
 
 
 def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
-    """Validate POST /api/generate. Raises ApiError (400) naming the field."""
+    """Validate an /api/generate request. Raises ApiError (400) naming the field."""
     fields = read_fields(GenerateFields, body, GENERATE_NOTES, OPTION_NOTES)
     prompt = fields.prompt or ""
     if not prompt:
@@ -374,7 +374,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
         for name in ("system", "context"):
             if getattr(fields, name):
                 raise invalid_field(name, f"{name} cannot be combined with raw")
-        # As in Ollama, `think` is ignored, not refused: it selects a form of the template, but raw prompts use none.
+        # As in Ollama, `think` is ignored: it selects a form of the template, and raw prompts do not use the template.
         ignored = (RequestHint("think", "think", False),) if fields.think else ()
         request = _request(fields.model_copy(update={"think": None}), body, prompt)
         return replace(request, hints=(*request.hints, *ignored))

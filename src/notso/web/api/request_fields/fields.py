@@ -1,4 +1,4 @@
-"""Parse and strictly validate untrusted JSON bodies. Contains the field types and checks of all APIs.
+"""Parse and strictly validate untrusted JSON bodies, and define the field types and checks of all APIs.
 
 A hint is a field that is ignored, except for certain values. A note documents a field for clients.
 """

@@ -181,7 +181,7 @@ def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
     for name, value in values.items():
         if PARAMETERS[name].is_list and value is not None:
             values[name] = (value,) if isinstance(value, str) else tuple(value)
-    if values["top_k"] == -1:  # as in vLLM
+    if values["top_k"] == -1:  # -1 turns top_k off, as in vLLM
         values["top_k"] = 0
     if values["top_p"] == 0:  # greedy: keep only the most likely token
         values |= {"top_p": None, "top_k": 1}

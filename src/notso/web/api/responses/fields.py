@@ -56,7 +56,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Only LOGPROBS and SEARCH_RESULTS have an effect. Others concern encrypted reasoning, images or unavailable tools."""
+"""Only LOGPROBS and SEARCH_RESULTS have an effect. The others concern encrypted reasoning, images or missing tools."""
 
 
 class InputText(Fields):

@@ -92,7 +92,7 @@ def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) 
 
 
 def normalize_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
-    """Return input items as the API lists them: with id, status and content parts."""
+    """Return input items as the API lists them: with an id, a status and content parts."""
     return tuple(_normalize_item(item, response_id, index) for index, item in enumerate(items))
 
 
@@ -179,7 +179,7 @@ class ResponseRequest(ApiRequest):
     echoed: Mapping[str, Any]  # fields repeated in the response
 
     def continue_from(self, earlier: Sequence[Message]) -> ResponseRequest:
-        """Prepend earlier messages. Reasoning is kept only with tool calls after the last user message."""
+        """Prepend earlier messages. Keep reasoning only in tool-calling messages after the last user message."""
         conversation = (*earlier, *self.conversation)
         last_user = last_user_message(conversation)
         conversation = tuple(
@@ -421,6 +421,6 @@ async def insert_passages(services: ApiServices, owner: str, api_request: Respon
 
 
 def to_annotation(documents: RequestDocuments, quotation: QuotedSpan, index: int) -> Mapping[str, Any] | None:
-    """Return a quotation's annotation at character `index`, or None if the passage does not contain it."""
+    """Return a quotation's annotation at character `index`, or None if the passage lacks the quotation."""
     found = documents.find_quotation(quotation.number, quotation.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

@@ -303,7 +303,7 @@ _BODIES: dict[str, Any] = {
     "POST /apply-template": {"prompt": "string", "n_tokens": "integer"},
     "GET /openapi.json": "object",
 }
-"""Schemas of the JSON responses, in the notation described above. Routes of one function share a schema."""
+"""Schemas of the JSON responses, in the notation described above. Routes with the same function share a schema."""
 
 
 def _content(operation: str) -> dict[str, Any]:

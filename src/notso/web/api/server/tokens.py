@@ -57,7 +57,7 @@ class TokenizeFields(Fields):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     model: Label | None = None
-    messages: list[Any] | None = None  # parsed as a chat completion, with the other _CHAT_FIELDS
+    messages: list[Any] | None = None  # parsed as a chat completion request, together with the other _CHAT_FIELDS
     tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -122,7 +122,7 @@ async def tokenize(request: Request, services: Services) -> Response:
             strings: dict[str, list[str]] = {}
             if fields.return_token_strs:
                 strings = {"token_strs": [each.decode("utf-8", "replace") for each in engine.token_bytes(ids)]}
-            if fields.with_pieces:  # built once per distinct token, because long texts repeat tokens
+            if fields.with_pieces:  # a piece is built only once per distinct token, because long texts repeat tokens
                 distinct = list(dict.fromkeys(ids))
                 texts = map(_text_or_bytes, engine.token_bytes(distinct))
                 pieces = {id: {"id": id, "piece": text} for id, text in zip(distinct, texts, strict=True)}
