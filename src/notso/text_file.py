@@ -37,7 +37,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 def decode_text(data: bytes) -> str:
     """Return `data` as text with `\\n` line endings, without a byte order mark or trailing NULs.
 
-    Raises NotTextError, which names the line, for invalid bytes and for NULs within the text.
+    Raises NotTextError, which names the line, for invalid bytes and NULs within the text.
     """
     encoding = encoding_of(data)
     start = next((len(mark) for mark, _ in _MARKS if data.startswith(mark)), 0)

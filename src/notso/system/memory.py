@@ -21,7 +21,7 @@ HUGE_PAGE_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def huge_page_policy() -> str:
-    """Return "always", "madvise" or "never", or "" if the system has no huge pages."""
+    """Return the huge page policy: "always", "madvise" or "never", or "" if the system has none."""
     if sys.platform == "darwin":
         return ""
     try:

@@ -12,7 +12,7 @@ if sys.platform == "darwin":
 
 
 def system_name() -> str:
-    """Return the system and its version, such as "Linux 6.1.0" or "macOS 14.5"."""
+    """Return the system's name and version, such as "Linux 6.1.0" or "macOS 14.5"."""
     if sys.platform == "darwin":
         return f"macOS {platform.mac_ver()[0]}".strip()
     return f"{platform.system()} {platform.release()}"

@@ -48,7 +48,7 @@ _log = logging.getLogger("notso.web.api")
 
 
 class BatchRunner:
-    """Runs open batches in the background. Use on the event loop."""
+    """Runs open batches in the background. Use only on the event loop."""
 
     def __init__(self, services: ApiServices, ring: KeyRing) -> None:
         self.services = services
@@ -226,7 +226,7 @@ class _Run:
             scope = {**internal_scope(self._runner.app, url, caller), BACKGROUND: True}
             status, headers, answer = await send_internal(self._inner_app, scope, body)
             if status == 503 and self._services.shared.stopping:
-                raise EngineUnavailableError("the server is stopping")  # the batch's next process repeats the request
+                raise EngineUnavailableError("the server is stopping")  # another process will repeat the request
             if not await repetition.wait(status, headers):
                 return status, headers, answer
 

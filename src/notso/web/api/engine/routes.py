@@ -66,14 +66,14 @@ class EngineRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSubmission(EngineRequest):
     session: str
-    number: int  # of the answer
+    number: int  # number of the answer
     prepared: str | None = None  # key of a prepared prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SteerMessage:
     session: str
-    stop: list[int] = field(default_factory=list)  # numbers of answers
+    stop: list[int] = field(default_factory=list)  # numbers of the answers to stop
     answer_now: list[int] = field(default_factory=list)
 
 
@@ -140,7 +140,7 @@ class FrontEndSession:
         self._stream.changed.set()
 
     def postpone_expiry(self) -> None:
-        if not self._expires.cancelled():  # no stream is open
+        if not self._expires.cancelled():  # true only if no stream is open
             self._expires.cancel()
             self._expire_later()
 
@@ -445,7 +445,7 @@ async def call(request: Request, sessions: FrontEnds) -> Response:
     """Call a method of the engine."""
     name, arguments = await _read(request, _parse_call)
     async with sessions.loaded_engine() as engine:
-        if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
+        if name == "clear_cache" and "owner" in arguments:  # other models may also have cached the conversation
             await sessions.services.shared.engine.clear_cache(**arguments)
             return _json({"result": None})
         if name == "forget_reading":

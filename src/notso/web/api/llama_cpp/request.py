@@ -390,7 +390,7 @@ class NativeSerializer(Serializer):
         }
 
     def _select_fields(self, body: dict[str, Any]) -> dict[str, Any]:
-        # Names with slashes address nested values.
+        # A name with slashes, such as a/b, selects a nested value.
         if not self._request.response_fields:
             return body
         found: dict[str, Any] = {}

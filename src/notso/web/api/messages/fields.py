@@ -1,4 +1,4 @@
-"""Request fields of Anthropic's Messages API, and the edits of `context_management`."""
+"""Request fields of Anthropic's Messages API, and the edits that `context_management` requests."""
 
 from __future__ import annotations
 

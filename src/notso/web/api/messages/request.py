@@ -184,7 +184,7 @@ def cited_text(documents: RequestDocuments, block: TextBlock) -> str:
 # removed only from the start of the system prompt, and only if the pattern matches the whole line. Quantifiers are
 # possessive, so that malicious input cannot cause slow backtracking.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
-    # Claude Code's version and launch mode, and a checksum, which is different for every request.
+    # Claude Code's version and launch mode, and a checksum that differs in every request.
     "x-anthropic-billing-header": re.compile(
         r"x-anthropic-billing-header:(?:[ \t]*+[a-z_]++=[\w.\-]*+;?+)++[ \t]*+(?:\n|\Z)"
     )

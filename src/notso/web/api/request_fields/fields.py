@@ -43,7 +43,7 @@ embeddings, and for 24 MiB of characters outside ASCII, each escaped as \\uXXXX.
 _PIECE = 1 << 16
 
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
+_LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned 64-bit integers
 _MAX_INTEGER_DIGITS = 20
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
@@ -159,7 +159,7 @@ Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, because some clients send empty strings
 Description = Annotated[str, Field(max_length=65_536)]
-Id = Text  # of a past call or item; empty on some servers, and over a thousand characters long on others
+Id = Text  # id of a past call or item: some servers send empty ids, others ids of over 1,000 characters
 
 
 class Fields(StrictFields):

@@ -183,7 +183,7 @@ def read_parameters(fields: BaseModel, api: Api) -> dict[str, Any]:
             values[name] = (value,) if isinstance(value, str) else tuple(value)
     if values["top_k"] == -1:  # -1 turns top_k off, as in vLLM
         values["top_k"] = 0
-    if values["top_p"] == 0:  # greedy: keep only the most likely token
+    if values["top_p"] == 0:  # keep only the most likely token (greedy decoding)
         values |= {"top_p": None, "top_k": 1}
     if values.get("penalty_window") == 0:  # a window of no tokens turns penalties off
         values |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
@@ -295,7 +295,7 @@ WITHIN_SAMPLING: Notes = notes_in(StreamOptions)
 def to_sampling_params(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None
 ) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice, which differ only in the seed. Raises ApiError (400)."""
+    """Return the parameters for each choice, which differ only in the seed. Raises ApiError (400)."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     values = read_parameters(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
     if stops := get_by_alias(fields, "stop", "stopping_strings"):
@@ -422,7 +422,7 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 def read_grammar(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
     """Return the answer's grammar, if any, and the name of its field.
 
-    Raises ApiError (400) for several grammars, or for a schema that is nested too deeply.
+    Raises ApiError (400) for several grammars, or a schema that is nested too deeply.
     """
     outputs = fields.structured_outputs
     values = {name: getattr(fields, name) for name in GRAMMAR_FIELDS}

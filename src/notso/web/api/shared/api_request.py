@@ -66,7 +66,7 @@ class ApiRequest:
             )
 
     def prompt_name(self, index: int) -> str:
-        """Return a prompt's field name, with the index if there are several prompts."""
+        """Return a prompt's field name, with an index if there are several."""
         name = self.names.get("messages", "messages")
         return f"{name}.{index}" if len(self.prompts) > 1 else name
 
