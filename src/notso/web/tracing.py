@@ -1,4 +1,4 @@
-"""OpenTelemetry tracing (extra `otel`) of requests, turns and engine work.
+"""Trace requests, turns and engine work with OpenTelemetry (extra `otel`).
 
 FastAPI creates request spans and exports all spans as configured by the OTEL_* variables. This module is imported only
 if one of these variables sets an endpoint. Spans contain no user text, user names or chat URLs.

@@ -1,4 +1,4 @@
-"""Tree of a chat's messages: the shown branch, and the versions of each message."""
+"""Find the shown branch in the tree of a chat's messages, and the versions of each message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N = TypeVar("N", bound=Node)
 def shown_path(
     messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None
 ) -> list[ShownMessage]:
-    """Return the branch that contains the message `through` (None: the chosen or newest branch)."""
+    """Return the branch that contains the message `through`, or the chosen or newest branch if it is None."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
@@ -46,7 +46,7 @@ def branch_end(path: list[ShownMessage], limit: int, first: str | None = None) -
 
 
 def count_shown(newest_first: Iterable[tuple[str, int]], limit: int) -> int:
-    """Return how many of these messages (role and size) to show.
+    """Return how many of the messages, given as (role, size), to show.
 
     `limit` is rounded up to whole turns. The total exceeds MOST_SHOWN_CHARACTERS only if the newest turn does.
     """

@@ -1,4 +1,4 @@
-"""Built-in tools, which run in the server's process."""
+"""Define the built-in tools, which run in the server's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notso.web.values.ids import new_id
 from notso.web.values.visible_text import sanitize_line
 
 MAX_HITS = 5
-REQUESTED_HITS = 40  # requested from the store: more than MAX_HITS, because hits in the current chat are skipped
+REQUESTED_HITS = 40  # hits requested from the store; more than MAX_HITS, because hits in the current chat are skipped
 MAX_QUERY_CHARACTERS = 200
 
 
@@ -124,7 +124,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def format_time(zone: str, now: datetime) -> str:
-    """Format an aware datetime in a time zone ('': local time). Raises ToolError."""
+    """Format an aware datetime in a time zone, or in local time if `zone` is ''. Raises ToolError."""
     name = find_time_zone(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")

@@ -1,4 +1,4 @@
-"""Exact arithmetic with fractions, with limits on the size of all intermediate results. The grammar of expressions:
+"""Calculate exactly with fractions, and limit the size of all intermediate results. The grammar of expressions:
 
 sum     = product (('+' | '-') product)*
 product = signed (('*' | '/' | '//' | '%') signed)*
@@ -24,9 +24,9 @@ from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 60
-MAX_BITS = 8_192  # size of a numerator or denominator (about 2,466 decimal digits)
+MAX_BITS = 8_192  # maximum size of a numerator or denominator (about 2,466 decimal digits)
 MAX_FACTORIAL = 500
-MAX_DECIMALS = 40  # results with more decimal places are rounded
+MAX_DECIMALS = 40  # a result with more decimal places is rounded
 ROUNDED_DIGITS = 20  # significant digits of a rounded result
 INNER_DIGITS = 60  # irrational roots are computed to 2 * INNER_DIGITS decimal places
 
@@ -179,7 +179,7 @@ def _raise_to_power(base: _Number, exponent: _Number) -> _Number:
     if base.value == 0 and power < 0:
         raise ToolError("division by zero")
     bits = max(base.value.numerator.bit_length(), base.value.denominator.bit_length())
-    # Check before computing, because the result might take up all memory.
+    # Estimate the size before computing the power, which might take up all memory.
     if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:
         raise ToolError("the numbers become too large")
     return _check_size(base.value**power, exact)

@@ -1,4 +1,4 @@
-"""Definition of a tool: its description for the model, the function to call, and the context of a call."""
+"""Define tools: the description for the model, the function to call, and the context of a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ToolContext:
     chat_id: str
     store: ChatStore
     attachments: tuple[Attachment, ...] = ()  # attachments of the chat's current branch
-    ask: Ask | None = None  # requests input from the user; None if impossible
+    ask: Ask | None = None  # requests input from the user; None if that is impossible
 
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"

@@ -1,4 +1,4 @@
-"""Elicitation: requests from MCP servers for user input during a call. The page shows each request as a form.
+"""Handle elicitation: requests from MCP servers for user input during a call. The page shows each request as a form.
 
 MCP servers are not trusted. Therefore, their requests are limited in size and shown as plain text, and regular
 expressions in their schemas are not evaluated.
@@ -19,7 +19,7 @@ from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import localize_number, words
 
 QUESTION_SECONDS = 300.0
-"""Time for the user to reply. The timeout of the tool call is suspended meanwhile."""
+"""Time within which the user must reply. Until then, the timeout of the tool call is suspended."""
 
 MAX_QUESTIONS = 4  # per call
 MAX_INPUTS = 24  # per question; each checkbox counts
@@ -61,7 +61,7 @@ class Elicitation:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply to a question. `cancel`: no reply before the timeout or the call's end."""
+    """Reply to a question, or `cancel` if there was none before the timeout or the call's end."""
 
     action: Literal["accept", "decline", "cancel"]
     values: Mapping[str, Value] = field(default_factory=dict, repr=False)

@@ -1,4 +1,4 @@
-"""Tool that fetches a web page. The user must permit each address.
+"""Define the tool that fetches a web page. The user must permit each address.
 
 Only public IP addresses are allowed. The connection uses the IP address that was checked, because a second DNS lookup
 might return a private one. A redirect to another origin is not followed but reported to the model, because the user
@@ -133,7 +133,7 @@ def _decode(body: bytes, charset: str) -> str:
         # The punycode codec takes quadratic time: a page of MAX_BYTES would block the event loop for minutes.
         is_label = codecs.lookup(charset).name == "punycode"
         return body.decode("utf-8" if is_label else charset, "replace")
-    except (LookupError, ValueError):  # an unknown codec, or one that cannot replace errors, such as idna
+    except (LookupError, ValueError):  # an unknown codec, or one without errors="replace", such as idna
         return body.decode("utf-8", "replace")
 
 

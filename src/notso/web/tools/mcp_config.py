@@ -1,4 +1,4 @@
-"""Configuration files of MCP servers, in the formats of Claude, VS Code, Codex and other programs.
+"""Read configuration files of MCP servers, in the formats of Claude, VS Code, Codex and other programs.
 
 The servers are listed under keys in `_CONTAINERS`, such as `mcpServers`, or at the top level. Servers and settings that
 cannot be used are skipped and reported with a reason. SettingsError is raised only if the file as a whole is unusable.
@@ -61,7 +61,7 @@ MAX_NAME_CHARACTERS = 32
 
 MAX_LABEL_CHARACTERS = 80
 MAX_NAMED = 12
-"""Maximum number of names listed in a message. If there are more, the message gives the number of further names."""
+"""Maximum number of names listed in a message. If there are more, the message ends with the number of the others."""
 
 _CONTAINERS = (
     "mcpServers",  # Claude, Cursor, Cline and most other programs
@@ -117,7 +117,7 @@ class SkippedItem:
 
 @dataclass(frozen=True, slots=True)
 class McpServerConfig:
-    """An MCP server: a program that communicates by stdin and stdout, or a `url`."""
+    """An MCP server: a program that communicates through stdin and stdout, or a server at a `url`."""
 
     name: str  # prefix of the tools' names; letters, digits, `_` and `-`
     command: str = ""
@@ -128,7 +128,7 @@ class McpServerConfig:
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     label: str = ""  # name in the file, if it differs from `name`
     transport: Transport = "http or sse"  # "http or sse": try both protocols
-    allowed: frozenset[str] | None = None  # names of the tools to use, with wildcards `*` and `?`; None: all tools
+    allowed: frozenset[str] | None = None  # names of the tools to use, with wildcards `*` and `?`; None for all
     denied: frozenset[str] = frozenset()  # names of tools not to use, with the same wildcards
 
     @property

@@ -1,4 +1,4 @@
-"""Prompts and text resources of MCP servers, which the chat page offers as slash commands."""
+"""List and load the prompts and text resources of MCP servers, which the chat page offers as slash commands."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def list_offers(client: Client, kind: Literal["prompt", "resource"]) -> As
 
 
 def is_text(mime_type: str | None) -> bool:
-    """Return whether a resource of this media type (None: unknown) may be text."""
+    """Return whether a resource of this media type, or of unknown type (None), may be text."""
     return mime_type is None or _TEXT_TYPES.match(mime_type.lower()) is not None
 
 
 def unique_command(server: str, name: str, taken: Mapping[str, object]) -> str:
-    """Return the command `server:name` in valid characters, with a number appended if it is taken."""
+    """Return the command `server:name`, with invalid characters replaced and a number appended if it is taken."""
     start = f"{_UNFIT.sub('-', server.lower()).strip('-')}:{_UNFIT.sub('-', name.lower()).strip('-') or 'item'}"
     return unique_name(start, taken, MAX_COMMAND_CHARACTERS, "-")
 

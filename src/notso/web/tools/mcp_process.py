@@ -1,4 +1,4 @@
-"""Transports that connect the `mcp` library to MCP servers (child processes or URLs), and limit their messages.
+"""Connect the `mcp` library to MCP servers (child processes or URLs), and limit the messages of the servers.
 
 The servers are not trusted, but the library does not limit its work: it buffers lines of any length, validates each
 listed tool, and matches results against regular expressions from the server. Therefore, this module checks and reduces
@@ -62,7 +62,7 @@ LEAVE_SECONDS = 2.0  # time within which a server must exit after the end of its
 TERMINATE_SECONDS = 1.0  # time within which a server must exit after SIGTERM
 POLL_SECONDS = 0.02
 
-CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # since protocol 2026-07-28, part of each request
+CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # part of each request since protocol 2026-07-28
 
 Incoming = SessionMessage | Exception
 """Item of a stream from which the `mcp` library reads."""
@@ -109,7 +109,7 @@ class McpTransport(contextlib.AbstractAsyncContextManager[Streams]):
 
     @abc.abstractmethod
     async def _receive(self, incoming: MemoryObjectSendStream[Incoming]) -> None:
-        """Pass the server's messages on until the connection ends."""
+        """Pass the server's messages to `incoming` until the connection ends."""
 
     @abc.abstractmethod
     async def _send(
@@ -196,7 +196,7 @@ class McpStdioTransport(McpTransport):
         return not self.fault
 
     def _parse_message(self, line: bytearray) -> JSONRPCMessage | None:
-        # Returns None for a message to ignore. Sets `fault` if the message has too many parts.
+        # Returns None if the message is to be ignored. Sets `fault` if the message has too many parts.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -231,7 +231,7 @@ class McpStdioTransport(McpTransport):
                 self._signal(signal.SIGTERM)
                 await self._wait_for_exit(TERMINATE_SECONDS)
         finally:
-            self._signal(signal.SIGKILL)  # end the server's own children, too, even if the wait above was canceled
+            self._signal(signal.SIGKILL)  # also end the server's child processes, even if the wait above was canceled
             self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
     async def _wait_for_exit(self, seconds: float) -> bool:
@@ -317,8 +317,8 @@ NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 class McpHttpTransport(McpTransport):
     """Session with a server at a URL.
 
-    `fault` and `ended` are set when the session has expired or the server has exceeded a limit. `refused`: whether the
-    server rejected streamable HTTP.
+    `fault` and `ended` are set when the session has expired or the server has exceeded a limit. `refused` is true if
+    the server rejected streamable HTTP.
     """
 
     def __init__(self, entry: McpServerConfig, *, sse: bool = False) -> None:
@@ -400,7 +400,7 @@ class _LimitedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = items = 0
-        end = b""  # end of the previous piece, because the blank line after an event may span two pieces
+        end = b""  # end of the previous piece: the blank line after an event may span two pieces
         most = MAX_SSE_EVENT_BYTES if self._owner.sse else MAX_MESSAGE_BYTES
         async for piece in self._body:
             size += len(piece)

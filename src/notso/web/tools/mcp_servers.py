@@ -1,4 +1,4 @@
-"""Tools, prompts and resources of MCP servers, which run as child processes or at a URL.
+"""Use the tools, prompts and resources of MCP servers, which run as child processes or at a URL.
 
 Only this module, `mcp_offers` and `mcp_process` import `mcp`, an optional dependency (`notso[mcp]`).
 """
@@ -106,7 +106,7 @@ class McpServer:
         self._ask_callbacks: list[Ask | None] = []  # one per running request, to ask the user for input
 
     async def start(self) -> bool:
-        """Start the server unless it is running or failed recently; return whether it is running."""
+        """Start the server unless it is running or has failed recently. Return whether it is running."""
         async with self._starting:
             if self._client is not None:
                 return True
@@ -161,14 +161,14 @@ class McpServer:
         except MCPError as error:
             fault = transport.fault if transport is not None else ""
             has_ended = error.code == CONNECTION_CLOSED or bool(fault)
-            if has_ended and self._client is client:  # otherwise, another request may have opened a new connection
+            if has_ended and self._client is client:  # another request may have opened a new one
                 await self.stop()
-            if fault == SESSION_LOST and not is_retry:  # retry: a request in an expired session has no effect
+            if fault == SESSION_LOST and not is_retry:  # retry, because a request in an expired session has no effect
                 return await self._request(operation, send, ask, is_retry=True)
             if has_ended:
-                fault = transport.fault if transport is not None else ""  # may be known only after the exit
+                fault = transport.fault if transport is not None else ""  # may be set only after the exit
                 reason = self.failure or fault or "it has exited"
-                if self._client is None:  # otherwise, the server is running again
+                if self._client is None:  # not if the server is running again
                     self.failure = reason
                 raise ToolError(f"the server {self.entry.title} exited during the {operation}: {reason}") from error
             raise ToolError(sanitize_line(str(error.message), MAX_ERROR_CHARACTERS)) from error
@@ -188,8 +188,8 @@ class McpServer:
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         # In the newest protocol, a server requests input in its response to a request, and this method runs in that
         # request's context (_REQUESTER). In older protocols, an elicitation does not name the request to which it
-        # belongs. It must not reach the wrong user, so reply `cancel` unless the server has exactly one unanswered
-        # request. A canceled request counts as unanswered until the server answers it.
+        # belongs. To keep it from the wrong user, reply `cancel` unless the server has exactly one unanswered request.
+        # A canceled request counts as unanswered until the server answers it.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         named = _REQUESTER.get()
@@ -336,7 +336,7 @@ class McpServer:
 
 
 class McpServers:
-    """All servers of a configuration, and its skipped parts. Use on the event loop."""
+    """All servers of a configuration, and its skipped parts. Use only on the event loop."""
 
     def __init__(self, entries: Sequence[McpServerConfig], left_out: Sequence[SkippedItem] = ()) -> None:
         self._entries = entries
@@ -364,7 +364,7 @@ class McpServers:
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return the prompts and resources; of several with the same command, only the first one."""
+        """Return the prompts and resources, but only the first of several with the same command."""
         found: dict[str, Offer] = {}
         for server in self._servers:
             for each in server.offers:

@@ -25,7 +25,8 @@ _BLOCKS = frozenset(
 
 async def page_text(html: str) -> str:
     """Return the readable text of a page. Raises ConfinedWorkError."""
-    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+    # Imported here, because it loads asyncio, which the child process does not need.
+    from notso.web.values.child_work import run_confined
 
     return (await run_confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
 

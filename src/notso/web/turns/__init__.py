@@ -1,1 +1,1 @@
-"""Chat turns: prompt construction, execution, and the event log that pages read."""
+"""Run chat turns: build prompts, generate answers, and log the events that pages read."""

@@ -1,4 +1,4 @@
-"""Trace of an answer: parameters and tokens of each engine request (run).
+"""Record the trace of an answer: parameters and tokens of each engine request (run).
 
 With a trace, another engine can continue the answer.
 """
@@ -33,7 +33,7 @@ def message_before_run(run: AnswerRun, message: StoredMessage) -> StoredMessage:
 def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
     """Return the request that continues `run` after its tokens so far.
 
-    `message`: the partial answer to `full_request`.
+    `message` is the partial answer to `full_request`.
     """
     request = continuation_request(full_request, message_before_run(run, message), keep_thinking=keep_thinking)
     options = replace(request.options, token_ids=True, replay=Replay(run.ids, run.closed_at, run.origin))
@@ -43,7 +43,7 @@ def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage
 class TraceRecorder:
     """Records the trace of an answer during its generation.
 
-    `is_counted`: whether `trace.tries` already includes the next try, as for an answer taken over by this process.
+    `is_counted` is true if `trace.tries` already includes the next try, as it does after another process crashed.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:

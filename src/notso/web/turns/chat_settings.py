@@ -1,4 +1,4 @@
-"""Chat settings: validation, an owner's defaults and a chat's overrides."""
+"""Validate chat settings, and merge an owner's defaults with a chat's overrides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMERIC = sorted(
 """Sampling parameters that the page shows as input fields."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
-"""As the value of an integer setting: no limit, even if the default sets one. As the value of `tools`: no tools."""
+"""Means "no limit" as the value of an integer setting, even if the default sets one, and "no tools" for `tools`."""
 _CAN_BE_NONE = frozenset((*(each.name for each in NUMERIC if each.kind is int), "tools"))
 
 
@@ -60,7 +60,7 @@ SETTING_NAMES = ("system_prompt", *(each.name for each in NUMERIC), *_OTHERS)
 
 
 def merge_settings(*layers: Mapping[str, SettingValue]) -> ChatSettings:
-    """Merge the layers over the defaults; later layers win."""
+    """Merge the layers over the defaults; later layers override earlier ones."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -127,7 +127,7 @@ def form_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
 
 
 def form_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
-    """Return the values that apply to empty fields. `of_model`: defaults of the model file."""
+    """Return the values that apply to empty fields. `of_model` has the defaults of the model file."""
     sampling = settings.sampling.with_defaults(of_model or {})
     numbers = {each.name: _text(getattr(sampling, each.name)) for each in NUMERIC}
     return numbers | {name: _text(getattr(settings, name)) for name in ("system_prompt", *_OTHERS)}

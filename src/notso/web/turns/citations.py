@@ -1,4 +1,4 @@
-"""Citations: the quotations of a finished answer, looked up in the prompt's documents and rendered as links."""
+"""Look up the quotations of a finished answer in the prompt's documents, and render them as links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def locate_citations(
 ) -> tuple[Citation, ...]:
     """Locate an answer's quotations, which refer by number to the documents of its prompt.
 
-    Also returns long texts that are in ordinary quotation marks but in no document.
+    Also returns long texts in ordinary quotation marks that are in no document.
     """
     marks = [each for each in find_marked_quotes(answer) if each.number]
     claims = list(find_claims(answer))

@@ -32,7 +32,7 @@ from notso.web.values.wording import words
 
 MAX_PASSAGE_TOKENS = 3_000
 MAX_PASSAGES = 12
-SHARE_FOR_PASSAGES = 0.35  # of the context
+SHARE_FOR_PASSAGES = 0.35  # largest share of the context that passages may take up
 LEAST_FREE_TOKENS = 2_048
 """Whole documents leave at least this many tokens, and at least a quarter of the context, to the conversation."""
 USUAL_CONTEXT_TOKENS = 8_192
@@ -47,9 +47,9 @@ class PromptDocuments:
     """Text that documents add to a chat's prompt.
 
     `head` precedes the first question, and `after_head` follows the head. `scope` and `reading` (an id) identify the
-    head's KV cache; `day` is the head's date. `texts`: documents attached to later questions, by id. `passages` precede
-    the last question. `instructions`: project instructions, if there is no head. `sources`: texts that the answer may
-    quote.
+    head's KV cache; `day` is the head's date. `texts` maps ids to documents attached to later questions. `passages`
+    precede the last question. `instructions` are the project's, if there is no head. `sources` are the texts that the
+    answer may quote.
     """
 
     head: str = ""
@@ -73,7 +73,7 @@ class PromptDocuments:
         return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
     def with_head(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages; if there is a head, put it and the system prompt at the start of the first question."""
+        """Return the messages. If there is a head, it and the system prompt are moved into the first question."""
         if not self.head:
             return tuple(messages)
         system = [each.content for each in messages if each.role == "system"]
@@ -108,7 +108,7 @@ async def prompt_documents(
 ) -> PromptDocuments:
     """Return the text that the documents of a chat's branch and project add to its prompt.
 
-    `above`: attachments of messages that precede `line`. Without an engine, token counts are estimated.
+    `above` has the attachments of messages that precede `line`. Without an engine, token counts are estimated.
     """
     instructions = project.instructions.strip() if project is not None else ""
     instructions_only = PromptDocuments(instructions=instructions) if instructions else NO_DOCUMENTS
@@ -121,7 +121,7 @@ async def prompt_documents(
         return instructions_only
     outdated = [each.id for each in documents if each.reader < READER_VERSION]
     if outdated and not store.read_only:
-        await store.documents.reread(outdated)  # for the next question
+        await store.documents.reread(outdated)  # for later questions
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     # Documents at the head are a fixed prefix. The engine may support a longer context for a fixed prefix.
     max_tokens = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)
@@ -261,8 +261,8 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Maximum size of a text attachment. The page enforces it for text files, the server for parsed files and MCP
-content."""
+"""Maximum size of a text attachment. The page enforces it for text files, and the server enforces it for parsed files
+and MCP content."""
 
 
 def parse_attachments(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:

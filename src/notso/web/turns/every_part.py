@@ -1,4 +1,4 @@
-"""Questions about every part of documents: one request is sent for each part, and the answers are joined in order.
+"""Ask a question about every part of documents: send one request for each part, and join the answers in order.
 
 With search, the model reads only a few passages, too few to count or list things. Here, it reads every part.
 """
@@ -38,7 +38,7 @@ decimals and dates such as 2024-05-12 are not counts."""
 
 
 Arrival: TypeAlias = tuple[int, list[Event] | None]
-"""Index of a part, and its new events; None: its request has ended."""
+"""Index of a part, and its new events, or None if its request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ async def build_part_requests(
 ) -> list[DocumentPart]:
     """Return a request for each part of the documents.
 
-    `following`: texts that follow a part in its prompt. `base`: a request with the chat's parameters and options. The
-    KV cache of each part is pinned, so that the next question reuses it.
+    `following` has the texts that follow a part in its prompt. `base` is a request with the chat's parameters and
+    options. The KV cache of each part is pinned, so that the next question reuses it.
     """
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     max_part_tokens = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
@@ -132,7 +132,7 @@ async def answer_parts(
     """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
     If there are several answers and each begins with a count, the sum of the counts follows. `opened` receives each
-    request, so that it can be stopped. Raises the errors of the requests.
+    request, so that it can be stopped. Raises the same errors as the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
     arrived: asyncio.Queue[Arrival] = asyncio.Queue()
@@ -172,7 +172,7 @@ async def _join_answers(
             return  # a part failed, or its request was stopped before it reached the engine
         number, events = await arrived.get()
         if events is None:
-            await tasks[number]  # raises the error of the request
+            await tasks[number]  # raises the request's error, if it failed
             unfinished -= 1
             continue
         for event in events:

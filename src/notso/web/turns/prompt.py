@@ -1,4 +1,4 @@
-"""Conversion of a chat's visible branch to prompt messages.
+"""Convert a chat's visible branch to prompt messages.
 
 An answer with tool calls becomes several messages. `continuation_request` continues an unfinished answer.
 """

@@ -1,4 +1,4 @@
-"""Server-sent events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
+"""Send the events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
 
 A GET request attaches to a turn without side effects, and disconnecting does not stop the turn. The feed is kept only
 in memory.
@@ -48,7 +48,7 @@ class Feed:
         return f"{self._process_id}-{self._number}"
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
-        """Publish a change made in `tab`. `turns`: whether messages changed, too."""
+        """Publish a change made in `tab`. `turns` is true if messages have changed, too."""
         self.apply_changes(owner, chat_id, tab, turns)
         if self.at_announce is not None:
             self.at_announce(owner, chat_id, tab, turns)
@@ -69,7 +69,7 @@ class Feed:
         self._wake()
 
     def _drop_oldest_chat(self) -> None:
-        # Drop a chat of the owner with the most chats: only pages of that owner may have to reload.
+        # Drop a chat of the owner with the most chats, because only that owner's pages may then have to reload.
         owner = max(self._turns, key=lambda each: len(self._turns[each]))
         _, dropped = self._turns[owner].popitem(last=False)
         self._dropped[owner] = max(dropped.values())
@@ -117,14 +117,14 @@ MAX_ENCODED = 16  # number of encoded updates cached per log, one per reader pos
 
 
 def parse_last_event_id(header: str | None) -> int | None:
-    """Parse `Last-Event-ID`. Return None if missing or malformed."""
+    """Parse `Last-Event-ID`. Return None if it is missing or malformed."""
     if header is None or not header.isascii() or not header.isdecimal() or len(header) > 15:
         return None
     return int(header)
 
 
 async def turn_events(message_id: str, log: TurnLog, after: int | None) -> AsyncIterator[bytes]:
-    """Yield all updates after number `after` (None: a snapshot), then the final events."""
+    """Yield all updates after number `after`, or a snapshot if it is None, and then the final events."""
     yield format_sse_event(comment="attached")
     position = ReaderPosition(after)
     with log.reading():
@@ -213,8 +213,8 @@ async def merge_streams(events: AsyncIterator[bytes], others: AsyncIterator[byte
 
 
 STORED_NUMBER = 10**14
-"""First number of a log that is built from a stored answer. Any number of the original log is smaller, so readers that
-received its first updates get a snapshot."""
+"""First number of a log that is built from a stored answer. All numbers in the original log are smaller, so a reader
+that resumes after an update of the original log receives a snapshot."""
 
 
 def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:

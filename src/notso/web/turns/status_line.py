@@ -1,4 +1,4 @@
-"""The badge of an answer in progress: its phase and label, and the figures shown when the badge is expanded."""
+"""Compute the badge of an answer in progress: its phase and label, and the figures shown when it is expanded."""
 
 from __future__ import annotations
 

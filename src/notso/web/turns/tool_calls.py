@@ -1,4 +1,4 @@
-"""Tool calls of one turn: permission, execution and results."""
+"""Handle the tool calls of one turn: permission, execution and results."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ class ToolCalls:
         *,
         may_repeat: bool = True,
     ) -> None:
-        # may_repeat: if False, ask before repeating calls that were interrupted while running, even for granted tools.
+        # If `may_repeat` is false, ask before repeating calls that were interrupted while running, even for granted
+        # tools.
         self._interrupted_ids = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
         self.question: Elicitation | None = None
         self._offer = offer
-        # Receives each changed call and the id of the permission or question it waits for.
+        # Receives each changed call, and the id of the permission or question for which it is waiting.
         self._changed = changed
         self._round = uses[-1].round + 1 if uses and uses[-1].is_final else uses[-1].round if uses else 0
         self._answer: asyncio.Future[Permission] | None = None
@@ -70,7 +71,7 @@ class ToolCalls:
 
     @property
     def spent(self) -> bool:
-        """Whether MAX_ROUNDS rounds, and one more in which every call fails, are used up."""
+        """Whether all rounds are used up: MAX_ROUNDS, and one more in which every call fails."""
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
@@ -85,9 +86,9 @@ class ToolCalls:
         return use
 
     async def finalize(self, content_length: int) -> bool:
-        """Run all open calls in order. Return False if stopped.
+        """Run all open calls in order. Return False if they were stopped.
 
-        `content_length`: characters of the answer so far.
+        `content_length` is the length of the answer so far.
         """
         self.uses = [
             replace(each, round_end=content_length) if each.round == self._round else each for each in self.uses

@@ -1,4 +1,4 @@
-"""State of a turn: the generation of one answer in a chat."""
+"""Define the state of a turn: the generation of one answer in a chat."""
 
 from __future__ import annotations
 

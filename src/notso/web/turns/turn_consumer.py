@@ -1,4 +1,4 @@
-"""Task of one turn: renders and saves what the engine generates, and runs tool calls."""
+"""Run one turn: render and save what the engine generates, and run tool calls."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ class TurnConsumer:
         if unfinished is not None:
             self._resend_last_run(unfinished, running)
         elif self.calls.open:
-            running.close()  # pending tool calls run before the next engine request
+            running.close()  # not needed yet: pending tool calls run before the next engine request
         elif turn.parts:
-            running.close()  # each part has its own request
+            running.close()  # not needed: each part has its own request
             self._event_task = asyncio.create_task(self._consume_parts(turn.parts))
         else:
             request = continuation_request(turn.request, turn.message, keep_thinking=turn.keep_thinking)
@@ -296,8 +296,8 @@ class TurnConsumer:
                 raise failure
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # The first new token resets `tries`. Save it at once, because a later token may crash the process
-                    # again.
+                    # The first new token resets `tries`. Save the reset at once, because a later token may crash the
+                    # process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.consume(events[:first])
                     if first:
@@ -364,7 +364,7 @@ class TurnConsumer:
             self._separate_next.discard(channel)
             between = "\n\n" if self._text[channel] else ""
             self._text[channel] += between
-            if channel == "reasoning" or not self._after_call:  # otherwise the call's card separates the texts
+            if channel == "reasoning" or not self._after_call:  # if not, the call's card separates the texts
                 self._unrendered.append((channel, between))
         text = text[: max(0, self._remaining_characters[channel])]
         self._remaining_characters[channel] -= len(text)

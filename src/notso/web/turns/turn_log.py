@@ -1,11 +1,11 @@
-"""Event log of one turn. Any number of readers can attach to it, leave, and resume.
+"""Log the events of one turn. Any number of readers can attach to it, leave, and resume.
 
 A reader passes the number of the last update that it received, and receives all later changes as one update: closed
 blocks (which no longer change) to append, the current tails (open blocks), and changed tool cards. Except in snapshots,
 a reader receives each closed block exactly once. A slow reader delays only itself.
 
 All readers are woken together, so that an update can be encoded once for all of them. They are woken at most ten times
-a second, and less often if there are many.
+a second, and less often if there are many readers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CARD_MARK = "<!--tool-->"
 
 @dataclass(frozen=True, slots=True)
 class ChannelUpdate:
-    """HTML to append to a channel, and the channel's tail if it changed."""
+    """HTML to append to a channel, and the channel's tail if it has changed."""
 
     append: str
     tail: str | None
@@ -41,7 +41,7 @@ class ChannelUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A tool call as HTML, and its two changing parts."""
+    """HTML of a tool call's card, and of its two parts that change."""
 
     whole: str
     state: str
@@ -69,7 +69,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """Number of a reader's last update, and its last values of fields that are sent only when they change."""
+    """Number of a reader's last update, and the last values sent of fields that are sent only when they change."""
 
     number: int | None
     phase: str | None = None
@@ -85,7 +85,7 @@ class _Channel:
 
 
 class TurnLog:
-    """Log that one task on the event loop writes, and any number of tasks read. `number` counts changes."""
+    """Log that one task writes and any number of tasks read, on one event loop. `number` counts changes."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -203,7 +203,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, self.status)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return changes after number `after` (-1: all) as JSON values, for a copy of the log on another replica."""
+        """Return changes after number `after` (-1 for all) as JSON values, for a copy of the log on another replica."""
         return {
             "from": self._from,
             "closed": {

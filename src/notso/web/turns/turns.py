@@ -1,4 +1,4 @@
-"""Registry of running, waiting and recently finished turns."""
+"""Keep a registry of running, waiting and recently finished turns."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class Turns:
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:
                 self.stop(generation_id)
         for generation_id, expected in self._expected.items():
-            # Turns not yet stored need not be stopped: storing them fails if the chat no longer exists.
+            # Turns that are not yet stored need not be stopped: storing them fails if the chat no longer exists.
             if expected.is_stored and (expected.owner, expected.chat_id) == (owner, chat_id):
                 self.stop(generation_id)
 

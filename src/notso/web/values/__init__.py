@@ -1,1 +1,1 @@
-"""Strings, ids, settings and errors of the web layer."""
+"""Define the strings, ids, settings and errors of the web layer."""

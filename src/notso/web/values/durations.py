@@ -1,4 +1,4 @@
-"""Durations such as `30s`, `5m`, `1h30m` and `-1`, and the current time."""
+"""Parse durations such as `30s`, `5m`, `1h30m` and `-1`, and return the current time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BARE = re.compile(r"-?\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
 def parse_duration(text: str) -> float | None:
-    """Return a duration in seconds, -1 if above MAX_SECONDS, or None if invalid."""
+    """Return a duration in seconds, -1 if it is above MAX_SECONDS, or None if it is invalid."""
     text = text.strip()
     if _BARE.fullmatch(text):
         seconds = float(text)

@@ -1,4 +1,4 @@
-"""Errors of the web layer. Each message is one line that can be shown to users."""
+"""Define the errors of the web layer. Each message is one line that can be shown to users."""
 
 from __future__ import annotations
 

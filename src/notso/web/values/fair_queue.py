@@ -1,4 +1,4 @@
-"""Fair scheduling of work by owner (user or API key), in a pool that keeps working if threads are scarce."""
+"""Schedule work fairly by owner (user or API key), in a pool that keeps working if threads are scarce."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_OVERLOAD = 4
-"""When the capacity is used up, owners below an equal share may still add work, up to this multiple of the capacity."""
+"""When the capacity is used up, an owner that has less than an equal share of it may still add work, until the total
+reaches this multiple of the capacity."""
 
 
 def has_capacity(taken: Mapping[str, int], owner: str, most: int) -> bool:
-    """Return whether an owner may take another slot; `most` is the capacity."""
+    """Return whether an owner may take another slot. `most` is the capacity."""
     total, share = sum(taken.values()), max(1, most // len({*taken, owner}))
     return total < most or (taken.get(owner, 0) < share and total < MAX_OVERLOAD * most)
 
 
 class FairQueue:
-    """Run work of several owners in turn. Use on the event loop.
+    """Run work of several owners in turn. Use only on the event loop.
 
     With several threads, no owner occupies all of them.
     """
@@ -99,7 +100,7 @@ class FairQueue:
         if not self._running[owner]:
             del self._running[owner]
         if owner in self._waiting:
-            self._waiting.move_to_end(owner)  # behind owners that arrived meanwhile
+            self._waiting.move_to_end(owner)  # behind owners that have arrived in the meantime
         self._start_next()
 
     def _start_next(self) -> None:
@@ -115,7 +116,7 @@ class FairQueue:
             self._idle.set()
 
     def _next_owner(self) -> str | None:
-        # Returns the owner with the least running work; among equals, the one that has waited longest.
+        # Returns the owner with the least running work, or of several such owners, the one that has waited longest.
         free = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
         return min(free, key=self._running.__getitem__, default=None)
 

@@ -1,4 +1,4 @@
-"""Ids: UUIDv7 where chronological order helps, random where ids must not be guessable."""
+"""Create ids: UUIDv7 where chronological order helps, and random ids where they must not be guessable."""
 
 from __future__ import annotations
 

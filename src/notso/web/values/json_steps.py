@@ -1,4 +1,4 @@
-"""JSON encoding in small steps.
+"""Encode JSON in small steps.
 
 The standard encoder does not release the GIL, so encoding several megabytes at once would block all other threads.
 """

@@ -1,4 +1,4 @@
-"""Quotas, and reservations of the maximum number of tokens that a request may use."""
+"""Define quotas, and reservations of the maximum number of tokens that a request may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class MaxTokenUse:
-    """Maximum token use of one request."""
+    """Maximum numbers of tokens that one request may use."""
 
     prompt_tokens: int
     answer_tokens: int  # 0: the prompt is processed, but nothing is generated
@@ -40,7 +40,7 @@ class Reservation:
 
 def allocate_tokens(left: int, uses: Sequence[MaxTokenUse]) -> list[int] | None:
     """Subtract the prompts' tokens from `left` and divide the rest among the answers. Return None if too few remain."""
-    # Answers get equal shares, but not more than they need; the rest of a share goes to the other answers.
+    # Each answer gets an equal share, but not more than it needs; the rest of its share goes to the other answers.
     left -= sum(each.prompt_tokens for each in uses)
     if left < sum(1 for each in uses if each.answer_tokens):
         return None

@@ -1,4 +1,4 @@
-"""Request ids: one per HTTP request, in the response header and in every log record of the request."""
+"""Assign an id to each HTTP request, for the response header and every log record of the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server settings, validated on creation and immutable.
+"""Define the server settings, which are validated on creation and immutable.
 
 Examples of `OriginRules` patterns: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
 """

@@ -1,4 +1,4 @@
-"""Sign-in settings from a TOML file."""
+"""Read sign-in settings from a TOML file."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     require_key: bool = False  # authenticate local requests too
-    # Maximum number of characters in a user's chats; 0: no limit. Chats created with the server's own API key are not
-    # limited.
+    # Maximum number of characters in a user's chats; 0 means no limit. Chats created with the server's own API key are
+    # not limited.
     kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()  # names of users (from the proxy or provider) with operator rights
     proxy: ProxySignIn | None = None

@@ -1,4 +1,4 @@
-"""Keyboard shortcuts of the page, and slash commands of the page and of `notso chat`.
+"""Define the keyboard shortcuts of the page, and the slash commands of the page and of `notso chat`.
 
 `notso chat` runs a function for each command; the page performs the action `act`.
 """
@@ -71,7 +71,7 @@ class Shortcut(NamedTuple):
     # Letters and arrow keys without a modifier must not be "anywhere", because text inputs need them. A shortcut with a
     # `target` must not use a combination that edits text on some system, such as Option+Enter on a Mac.
     keys: str
-    target: str = ""  # selector of the control to click; '': none, because the text input handles the key
+    target: str = ""  # selector of the control to click; '' if the text input handles the key
     where: str = "anywhere"
 
     @property

@@ -1,4 +1,4 @@
-"""Strict pydantic models for untrusted input."""
+"""Validate untrusted input with strict pydantic models."""
 
 from __future__ import annotations
 

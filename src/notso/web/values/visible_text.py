@@ -1,4 +1,4 @@
-"""Display of untrusted text: control and invisible characters are escaped or replaced."""
+"""Make untrusted text safe to display: escape or replace control and invisible characters."""
 
 from __future__ import annotations
 

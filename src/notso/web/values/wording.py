@@ -1,4 +1,4 @@
-"""Strings of the pages in the language of the current request: one table per language in ../languages.
+"""Look up strings of the pages in the language of the current request, in one table per language (../languages).
 
 Labels of sampling parameters are defined with the parameters and added to the English table. A string that a table
 lacks is shown in English. Strings that the model reads are always English. Code in another thread sees the

@@ -1,4 +1,4 @@
-"""Implementation of ApiRecords in SQL."""
+"""Implement ApiRecords in SQL."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
 _OPEN = columns_of(UnfinishedResponse)
 _BATCH = columns_of(StoredBatch)
-# Deletes an owner's oldest idempotent responses beyond the maximum number or total size. A response whose own
-# size exceeds the maximum is deleted, too.
+# Deletes an owner's oldest idempotent responses until the rest are within the maximum number and total size. A
+# response that alone exceeds the maximum size is also deleted.
 _FORGET_ANSWERS = """
 DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
     SELECT idempotency_key FROM (
@@ -48,7 +48,7 @@ def _lease_expiry(now_ms: int) -> int:
 
 
 def _to_unfinished_response(db: Database, row: Any) -> UnfinishedResponse | None:
-    # Tokens are stored in parts. Tokens in `progress` were stored by an older release, and come first.
+    # Tokens are stored in the parts in `response_tokens`. An older release stored the first ones in `progress`.
     if row is None:
         return None
     response = UnfinishedResponse(**row)
@@ -186,7 +186,7 @@ class SQLRecords:
             if not written["n"]:
                 return None
             finished = replace(file, size=int(written["bytes"]))
-            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # after a crash, the file may exist already
+            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # may already exist after a crash
             db.execute(_ADD_FILE, (owner, *astuple(finished)))
             return finished
 
@@ -290,7 +290,7 @@ class SQLRecords:
         def work(db: Database) -> None:
             db.execute("DELETE FROM kept_answers WHERE created_ms <= ?", (now_ms - int(1000 * KEPT_SECONDS),))
             expired = "SELECT id FROM api_files WHERE expires_ms > 0 AND expires_ms <= ? LIMIT 1"
-            if (row := db.execute(expired, (now_ms,)).fetchone()) is not None:  # one per call, as files may be large
+            if (row := db.execute(expired, (now_ms,)).fetchone()) is not None:  # only one per call: it may be large
                 db.execute("DELETE FROM api_files WHERE id = ?", (row["id"],))
                 db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (row["id"],))
 

@@ -1,4 +1,4 @@
-"""Conversion between database rows and values."""
+"""Convert between database rows and values."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.sql.database import Database, placeholders
 
-ROW_CHARACTERS = 500  # added to the length of each message's text, for the space that the row itself needs
+ROW_CHARACTERS = 500  # added to the length of each message's text to account for the row itself
 _CHAT_KINDS = get_type_hints(Chat)
 CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_BOOLEANS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(AnswerStats))
-# Fields that are converted, or are not stored in a column of the same name.
+# Fields that are converted before they are stored, or for which there is no column of the same name.
 _CONVERTED = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _CONVERTED)
 _SAVED = (
@@ -87,7 +87,7 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """Append a message. `update_message` saves its statistics, HTML, tool calls and citations."""
+    """Append a message without its statistics, HTML, tool calls and citations (see `update_message`)."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
     values |= {"attachments": attachments, "size": _size(message, attachments), "owner": owner, "idempotency_key": key}
@@ -156,7 +156,7 @@ def load_settings(row: Any) -> dict[str, SettingValue]:
 def change_row_settings(
     db: Database, table: str, condition: str, values: Sequence[Any], change: SettingsChange
 ) -> bool:
-    """Replace the settings of one row, which stays locked meanwhile. Return False if there is no such row."""
+    """Lock a row and change its settings. Return False if there is no such row."""
     row = db.execute(f"SELECT settings FROM {table} WHERE {condition}{db.for_update}", values).fetchone()
     if row is not None:
         changed = settings_json(change(load_settings(row)))

@@ -1,8 +1,8 @@
-"""Tokenizer for full-text search, used for both databases so that they find the same texts.
+"""Split text into words for full-text search, for both databases, so that they find the same texts.
 
-A word consists of letters and digits, without accents and in lower case, and may end in + or # (`c++`, `c#`). In
-Chinese, Japanese and Korean text, spaces do not reliably separate words. There, each pair of adjacent characters is a
-word, and so is the last character of an uninterrupted run.
+A word consists of letters and digits, in lower case and without accents, and may end in + or # (`c++`, `c#`). In
+Chinese, Japanese and Korean text, where spaces do not reliably separate words, each pair of adjacent characters is a
+word, and so is the last character of each uninterrupted run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 
 MAX_INDEXED_CHARACTERS = 262_144
-MAX_WORD_CHARACTERS = 255  # PostgreSQL rejects words of 2 KiB
+MAX_WORD_CHARACTERS = 255  # PostgreSQL rejects words of 2 KiB or more
 MAX_PLACES = 64  # positions stored per word; PostgreSQL stores at most 256
 LAST_PLACE = 16_383  # PostgreSQL's maximum position
-MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB
+MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB or more
 MAX_QUERY_WORDS = 64
 SNIPPET_CHARACTERS, BEFORE_CHARACTERS = 120, 30
-LEAST_SIMILAR = 0.4  # minimum share of trigrams that similar words have in common
+LEAST_SIMILAR = 0.4  # minimum number of shared trigrams of similar words, divided by the number of all their trigrams
 SHORTEST_SIMILAR = 4  # shorter words are not replaced by similar ones
 MOST_SIMILAR = 5  # maximum number of words that replace a word of the query
 
@@ -36,7 +36,7 @@ _RUN = re.compile(rf"{_CJK}+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Query condition: adjacent words (`is_prefix`: the last may be incomplete), or any of the words (`is_choice`)."""
+    """Query condition: adjacent words (the last may be incomplete if `is_prefix`), or any one word if `is_choice`."""
 
     words: tuple[str, ...]
     is_prefix: bool = False

@@ -1,4 +1,4 @@
-"""Recursive queries for parts of a chat: the end of the shown branch, or the messages for a prompt."""
+"""Load parts of a chat with recursive queries: the end of the shown branch, or the messages for a prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ up(id, parent_id, role, k) AS (
 """
 _CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
 _MESSAGE = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
-# A branch continues with the chosen child, or the newest if none is chosen.
+# Each message of a branch is followed by its chosen child, or by its newest child if none is chosen.
 _DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
@@ -39,8 +39,8 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
 )
 """
 _LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
-# To reach the size of a message, SQLite must read its text, which may be long. Therefore, sizes are read only for
-# messages that will probably be shown.
+# To reach the column `size`, SQLite must read the text of the message, which may be long. Therefore, sizes are read
+# only for messages that will probably be shown.
 _FOUND = "id, parent_id, role, CASE WHEN k <= ? THEN (SELECT m.size FROM messages m WHERE m.id = up.id) END AS size"
 _END = f"""
 {_DOWN}, {_UP.format(last=_LAST)}
@@ -82,7 +82,7 @@ SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments
 def load_branch_end(
     db: Database, owner: str, chat_id: str, *, limit: int, through: str | None, first: str | None
 ) -> tuple[tuple[ShownMessage, ...], int]:
-    """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
+    """Return the end of a branch (see ChatStore.shown_chat) and the number of messages before it."""
     chat_key = (chat_id, owner)
     # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
     found = db.execute(_END, (through, *(chat_key * 4), MOST_SHOWN, limit))
@@ -144,7 +144,7 @@ def load_prompt_branch(
 
 
 def load_earlier_attachments(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
-    """Return the attachments of earlier messages as JSON, oldest first."""
+    """Return the attachments of the messages before `message_id` as JSON, oldest first."""
     rows = db.execute(_FILES, (message_id, chat_id, owner, _NO_END))
     return [row["attachments"] for row in rows]
 

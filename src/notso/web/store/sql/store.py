@@ -1,4 +1,4 @@
-"""ChatStore methods shared by SQLite and PostgreSQL."""
+"""Implement the ChatStore methods that SQLite and PostgreSQL share."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 SOURCES_AT_ONCE = 200  # number of sources per query in `earlier_imports`
-# A large import is hidden in the trash until it is complete. Its trash id is renewed at this interval, so that the
-# import is not purged.
+# A large import is hidden in the trash until it is complete. At this interval, its trash entry gets a new id, so that
+# the import is not purged.
 RENEW_SECONDS = 3.0
 
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
@@ -112,7 +112,7 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
         ),
     )
     db.execute(
-        # Ordered by rowid, because times are wrong after the clock has been set back.
+        # Order by rowid, because creation times are out of order after the clock has been set back.
         "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
         " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
         (owner, owner, MAX_RESPONSES),
@@ -143,8 +143,8 @@ def add_share(db: Database, owner: str, share: ShareLink) -> bool:
 def _write_method(
     work: Callable[Concatenate[Database, str, P], T], *, is_limited: bool = False
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    # Converts a function that writes to a database into a method that runs it in a transaction. is_limited: also
-    # enforce the limit on the size of an owner's messages.
+    # Converts a function that writes to a database into a method that runs it in a transaction. If `is_limited`, the
+    # method also enforces the limit on the size of an owner's messages.
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         run = self._add if is_limited else self.write
@@ -157,7 +157,7 @@ class SQLStore(Transactions):
     damage: Damage = ""
 
     def __init__(self) -> None:
-        self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit for an owner; 0: none
+        self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit of an owner, or 0
         self.records: ApiRecords = SQLRecords(self)
         self.documents: DocumentStore = SQLDocuments(self)
         self._trash_seen: dict[str, float] = {}
@@ -218,12 +218,12 @@ class SQLStore(Transactions):
         direction = "DESC" if is_descending else "ASC"
         in_order = f"ORDER BY {_ORDERS[by]} {direction}, id {direction}"
         all_chats, part = f"SELECT * FROM chats WHERE {_LISTED}", fold(title)
-        # The messages of all chats need to be counted only if the counts determine the order.
+        # Count the messages of all chats only if the counts determine the order.
         counted = _COUNTED.format(chats=all_chats) if by in ("messages", "size") else all_chats
 
         def read(db: Database) -> tuple[list[ChatRow], bool]:
             with db.snapshot():
-                if part or by == "title":  # done in Python, because databases handle case and accents differently
+                if part or by == "title":  # in Python, because the databases treat case and accents differently
                     listed = db.execute(f"SELECT id, title FROM ({counted}) AS listed {in_order}", (owner,))
                     titles = [(fold(row["title"]), row["id"]) for row in listed]
                     titles = [each for each in titles if part in each[0]]
@@ -253,8 +253,8 @@ class SQLStore(Transactions):
         *rest: object,
         **options: object,
     ) -> T | None:
-        # Returns the result of calling `kind` with the chat, its defaults and the values from `load`; None if the chat
-        # does not exist or `load` returns None.
+        # Calls `kind` with the chat, its defaults and the values from `load`, and returns the result. Returns None if
+        # the chat does not exist or `load` returns None.
         def read(db: Database) -> T | None:
             with db.snapshot():
                 found = _query_chat_and_defaults(db, owner, chat_id)

@@ -181,7 +181,7 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
     if summary is None or summary.kind != "summary" or summary.active:
         return False
     _select_branch_through(db, owner, chat_id, message_id, through)
-    # Load the summary again, because choosing the branch may have changed its chosen_child.
+    # Load the summary again, because selecting the branch may have changed its `chosen_child`.
     summary = _message(db, owner, chat_id, message_id) or summary
     above = summary.parent_id
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
@@ -206,7 +206,8 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
-    # Without the lease, save only an answer that another process has interrupted and that has not been edited since.
+    # If this process does not hold the lease, save the answer only if another process has marked it as interrupted and
+    # it has not been edited since.
     if not db.holds_lease(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -287,7 +288,7 @@ def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> N
 
 
 def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # Selects a branch that contains both messages if there is one, otherwise a branch that contains `message_id`.
+    # Selects a branch that contains both `message_id` and `through` if there is one, or only `message_id` otherwise.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -424,9 +425,9 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
 
 
 def add_hidden_piece(db: Database, owner: str, piece: Piece, trash_id: str | None) -> str:
-    """Write a chunk of an import, hidden in the trash entry `trash_id` (None: a new one).
+    """Write a chunk of an import, hidden in the trash entry `trash_id`, or in a new entry if it is None.
 
-    All chunks share one entry. Returns the entry's id. Raises StorageError if the entry was purged.
+    All chunks share one entry. Returns its id. Raises StorageError if the entry has been purged.
     """
     if trash_id is not None and _lock_trash_row(db, owner, trash_id) is None:
         raise StorageError(TOO_SLOW)
@@ -464,7 +465,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         restored = [str(each["id"]) for each in hidden]
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
-        # When a message and its replies are restored, show the message's branch again.
+        # A message and its replies are restored: show the message's branch again.
         top = db.execute(
             "SELECT m.id FROM messages m JOIN messages p ON p.id = m.parent_id AND p.trash_id IS NULL"
             " WHERE m.chat_id = ? AND m.trash_id = ? AND m.owner = ?",
@@ -476,7 +477,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         )
         sql = "UPDATE chats SET chosen_root = ? WHERE id = ? AND owner = ?"
         db.execute(sql, (row["chosen_root"], chat_id, owner))
-        if row["settings"]:  # restore the settings unless they were changed after the reset
+        if row["settings"]:  # restore the settings unless they have been changed since they were reset
             sql = "UPDATE chats SET settings = ? WHERE id = ? AND owner = ? AND settings = ?"
             db.execute(sql, (row["settings"], chat_id, owner, settings_json({})))
         if top is not None:
@@ -486,8 +487,8 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 
 def due_trash_ids(db: Database, seen: dict[str, float], seconds: float) -> list[str]:
-    """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to monotonic times."""
-    # With wall-clock time, setting the clock forward would purge entries too early.
+    """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to the times first seen."""
+    # Use monotonic times, because setting the wall clock forward must not cause entries to be purged too early.
     now, first_seen = time.monotonic(), dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
@@ -495,11 +496,11 @@ def due_trash_ids(db: Database, seen: dict[str, float], seconds: float) -> list[
     return [trash_id for trash_id, since in seen.items() if now - since >= seconds]
 
 
-PURGED_MESSAGES = 200  # per transaction, so that other writers need not wait long
+PURGED_MESSAGES = 200  # maximum per transaction, so that other writers do not wait long
 
 
 def purge_piece(db: Database, trash_id: str) -> bool:
-    """Delete part of a trash entry; return whether more is left. The entry can no longer be restored."""
+    """Delete part of a trash entry, which can then no longer be restored. Return whether any of it is left."""
     row = db.execute("SELECT * FROM trash WHERE id = ?" + db.for_update, (trash_id,)).fetchone()
     if row is None:
         return False
@@ -521,9 +522,9 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _add_replies(db: Database, chat_id: str, trash_id: str) -> None:
-    # Replies may belong to an earlier trash entry. If they stayed there, deletion of a message would also delete its
-    # replies (ON DELETE CASCADE), but not their words in the search index. In SQLite, the deletion would fail if
-    # replies were nested more than 1,000 levels deep.
+    # Moves replies that belong to an earlier trash entry to this one. Otherwise, deleting a message would also delete
+    # such replies (ON DELETE CASCADE), but not their words in the search index. In SQLite, the deletion would fail if
+    # the replies were nested more than 1,000 levels deep.
     db.execute(
         "WITH RECURSIVE below(id) AS (SELECT id FROM messages WHERE chat_id = ? AND trash_id = ?"
         " UNION SELECT m.id FROM below JOIN messages m ON m.parent_id = below.id)"
@@ -602,7 +603,7 @@ def mark_owner_caches_stale(db: Database, owner: str) -> None:
 
 
 def remove_piece(db: Database, owner: str) -> bool:
-    """Delete some of an owner's rows (libraries excepted); return whether there were any."""
+    """Delete some of an owner's rows, except libraries. Return whether there were any."""
     return _remove_messages(db, owner) or _remove_records(db, owner)
 
 

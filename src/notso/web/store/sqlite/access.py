@@ -1,4 +1,4 @@
-"""API keys, usage and audit logs in a separate SQLite file, to which several processes may write.
+"""Store API keys, usage and audit logs in a separate SQLite file, to which several processes may write.
 
 The file uses a rollback journal because older versions of SQLite have a bug in WAL mode with two writers (see
 connection.py).
@@ -93,7 +93,7 @@ _BUSY = f"{_WHAT} is locked by another program: wait for it or stop it"
 _FAILED = f"{_WHAT} cannot be read or written at the moment"
 
 READ_MS = 1000  # how long a read waits for a write, which usually takes milliseconds
-SHORT_MS = 50  # how long a read waits if the previous read timed out; likewise for writes
+SHORT_MS = 50  # how long a read waits if the previous read timed out, or a write if the previous write did
 
 
 class SQLiteAccessStore(SQLAccessStore):
@@ -101,14 +101,15 @@ class SQLiteAccessStore(SQLAccessStore):
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
-        # Separate threads and connections, so that reads wait only for commits, not for queued writes of this process.
+        # Reads and writes have separate threads and connections, so that reads wait only for commits, not for the
+        # queued writes of this process.
         self._read_thread = _ConnectionThread(self._path, "read", READ_MS)
         self._write_thread = _ConnectionThread(self._path, "write", BUSY_MS)
         self._is_created = False
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return whether the file exists; if not, access is open to all. Raises OSError if that is unknown."""
+        """Return whether the file exists. Without it, access is open to all. Raises OSError if this is unknown."""
         return file_type(directory / ACCESS_FILE) != 0
 
     async def open(self) -> None:
@@ -185,8 +186,8 @@ class _ConnectionThread:
 
 def _create_file(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Create the file under another name, and then link it. If two processes do this at once, the first link is kept.
-    # Only SQLite may open the file itself, because closing any other descriptor would release SQLite's locks.
+    # Create the file under another name, and then link it to `path`. If two processes do this at once, the first link
+    # is kept. Only SQLite may open `path`, because closing any other descriptor would release SQLite's locks.
     new = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
     os.close(open_private(new))
     try:

@@ -1,4 +1,4 @@
-"""SQLite connections, the lock on the data directory, and detection of damage.
+"""Open SQLite connections, lock the data directory, and detect damage.
 
 Up to version 3.51.2, SQLite can damage a WAL file if two connections write or checkpoint at the same time. Therefore,
 only the connection from `open_writer` writes and checkpoints; connections from `open_reader` cannot.
@@ -74,7 +74,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def open_empty() -> sqlite3.Connection:
-    """Return an empty in-memory database, which replaces a missing file for reads."""
+    """Open an empty in-memory database, to be read in place of a missing file."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     _add_functions(connection)
@@ -144,7 +144,7 @@ def storage_errors(
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
-        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the WAL index
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # SHMSIZE: no space for the WAL index
             raise StorageFullError(DISK_FULL) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(damaged) from error
@@ -178,7 +178,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
 
 
 def read_version(connection: sqlite3.Connection) -> int:
-    """Return the version of the schema, 0 for an empty database."""
+    """Return the version of the schema, or 0 for an empty database."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -190,7 +190,7 @@ def split_statements(script: str) -> Iterator[str]:
     current = ""
     for piece in script.split(";"):
         current += piece + ";"
-        if sqlite3.complete_statement(current):  # strings and triggers may contain semicolons
+        if sqlite3.complete_statement(current):  # not inside a string or trigger
             if current.strip(" \n;"):
                 yield current
             current = ""
@@ -200,7 +200,7 @@ class DirectoryLock:
     """Exclusive lock on a directory, held until `release` is called or the process ends."""
 
     def __init__(self, directory: Path) -> None:
-        """Create the directory (0700) if needed. Raises StorageError or DataDirectoryBusyError."""
+        """Lock the directory, and create it (0700) if needed. Raises StorageError or DataDirectoryBusyError."""
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._descriptor = open_private(directory / "lock")
@@ -220,7 +220,7 @@ class DirectoryLock:
             self._descriptor = -1
 
 
-DIGITS = 20  # fixed, so that the file can be overwritten in place
+DIGITS = 20  # fixed number, so that the file can be overwritten in place
 
 
 class CommitCounterFile:
@@ -266,7 +266,7 @@ def read_acknowledged_count(path: Path) -> int | None:
 
 
 def read_commit_count(connection: sqlite3.Connection) -> int | None:
-    """Return the commit count in the database: 0 if it is not a number, None if there is none."""
+    """Return the commit count in the database, 0 if it is not a number, or None if there is none."""
     row = connection.execute("SELECT CAST(value AS INTEGER) FROM facts WHERE name = 'commits'").fetchone()
     return int(row[0]) if row is not None else None
 
@@ -283,7 +283,7 @@ LOST = Sentence(
 
 
 def detect_damage(path: Path) -> Damage:
-    """Return the kind of damage that requires read-only use ('': none). Does not change any file.
+    """Return the kind of damage that requires read-only use, or ''. Does not change any file.
 
     Raises StorageDamagedError if even read-only use is impossible.
     """
@@ -296,8 +296,8 @@ def detect_damage(path: Path) -> Damage:
         if version == 0:
             return _log_damage("gone" if acknowledged else "", "is empty, although it had content")
         if version > SCHEMA_VERSION:
-            return ""  # `open_writer` raises DataDirectoryNewerError
-        committed = read_commit_count(reader)  # None: a backup, or a database of a release without the counter
+            return ""  # `open_writer` will raise DataDirectoryNewerError
+        committed = read_commit_count(reader)  # None for a backup or a database of a release without the counter
         damage: Damage = ""
         if acknowledged is not None and committed is not None and committed < acknowledged:
             damage = _log_damage("behind", f"has {committed} of {acknowledged} commits")
@@ -320,7 +320,7 @@ def move_foreign_log(path: Path) -> None:
     if _is_empty(log) or not (_has_no_commits(path) or _never_had_a_log(path)):
         return
     with storage_errors():
-        # SQLite would delete the log, or apply its pages to a restored backup.
+        # Otherwise, SQLite would delete the log, or apply its pages to a restored backup.
         log.rename(renamed := _dated_copy_path(log))
         path.with_name(path.name + "-shm").unlink(missing_ok=True)
     logger.warning("a log that does not belong to the database was saved as %s", renamed.name)
@@ -363,7 +363,8 @@ def _never_had_a_log(path: Path) -> bool:
     if _is_empty(path):
         return False
     with storage_errors(), path.open("rb") as file:
-        # True for backups. The store's own database is switched to WAL mode before anything is written.
+        # True for backups, which are not in WAL mode. The store's own database is switched to WAL mode before anything
+        # is written.
         return file.read(20)[18:] == b"\x01\x01"  # file format versions for writing and reading; 2 means WAL
 
 

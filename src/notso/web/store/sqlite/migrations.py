@@ -1,4 +1,4 @@
-"""SQLite schema as numbered, forward-only migrations. Never edit a released migration."""
+"""Define the SQLite schema as numbered, forward-only migrations. Never edit a released migration."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 10: models of answers; sources of imported chats and messages. The sources are kept when a message is deleted.
+    # 10: the model of each answer; the sources of imported chats and messages, kept even if the message is deleted.
     """
     ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
@@ -196,7 +196,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
-    # 11: the index contains the words selected by the module search_words (`indexed_text`), as in PostgreSQL.
+    # 11: the search index contains the words that `indexed_text` extracts (module search_words), as in PostgreSQL.
     """
     DROP TABLE texts;
     CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
@@ -355,7 +355,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (response_id, first)
     ) STRICT, WITHOUT ROWID;
     """,
-    # 19: the version of the reader that produced each text, so that outdated texts can be replaced.
+    # 19: the version of the document reader that produced each text, so that outdated texts can be replaced.
     """
     ALTER TABLE documents ADD COLUMN reader INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX outdated_documents ON documents (created_ms) WHERE held_until_ms < 0;

@@ -1,4 +1,4 @@
-"""ChatStore in a SQLite file, with one writer thread and several reader threads. Also makes and reads backups."""
+"""Store chats in a SQLite file, with one writer thread and several reader threads; make and read backups."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Writer:
             raise
 
     def write(self, work: Callable[[Database], T]) -> T:
-        """Run `work` in a transaction. Changes are on disk on return."""
+        """Run `work` in a transaction, and return after its changes have reached the disk."""
         with storage_errors():
             before = self.connection.total_changes
             with transaction(self.connection):
@@ -76,7 +76,7 @@ class Writer:
             return result
 
     def checkpoint(self) -> bool:
-        """Checkpoint the log unless a reader blocks this; return whether the log is empty."""
+        """Checkpoint the log unless a reader prevents this. Return whether the log is empty."""
         with storage_errors():
             if checkpoint(self.connection):
                 self.needs_checkpoint = False
@@ -250,7 +250,7 @@ def _open_backup(copy: Path) -> Iterator[sqlite3.Connection]:
 
 
 def permanent_chats(copy: Path) -> list[tuple[str, str]]:
-    """Return (owner, id) of a backup's chats except temporary and deleted ones, oldest first.
+    """Return (owner, id) for each chat in a backup, oldest first, except temporary and deleted chats.
 
     Raises StorageError, for example if the schema version differs.
     """
@@ -322,8 +322,8 @@ class SQLiteDatabase(SQLiteStatements, Database):
         body = indexed_text(text)
         db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (found["number"], body))
 
-    # Triggers cannot remove rows of `texts`: with trusted_schema=OFF, SQLite 3.40 does not let triggers write to an FTS
-    # table.
+    # These methods delete rows of `texts`, because triggers cannot: with trusted_schema=OFF, SQLite 3.40 does not let
+    # triggers write to an FTS table.
     def unindex_chat(self, chat_id: str) -> None:
         self.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE chat_id = ?)", (chat_id,))
 
@@ -341,8 +341,9 @@ class SQLiteDatabase(SQLiteStatements, Database):
         return self.execute(_FIND, (fts5_query(terms), owner, limit)).fetchall()
 
     def vocabulary(self, owner: str) -> Iterator[str]:
-        # The table `vocabulary` has the words of all owners. The words of others would slow down searches. They would
-        # also displace similar words of this owner, and so reveal what others have written.
+        # The table `vocabulary` has the words of all owners, so it is used only if there is no other owner. Otherwise,
+        # words of other owners would slow down searches. They would also displace similar words of this owner, which
+        # would reveal what others have written.
         if self.execute("SELECT 1 AS one FROM indexed WHERE owner <> ? LIMIT 1", (owner,)).fetchone() is None:
             yield from (row["term"] for row in self.execute("SELECT term FROM vocabulary"))
             return
