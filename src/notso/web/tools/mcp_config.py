@@ -117,7 +117,7 @@ class SkippedItem:
 
 @dataclass(frozen=True, slots=True)
 class McpServerConfig:
-    """An MCP server: a program that communicates through stdin and stdout, or a server at a `url`."""
+    """An MCP server: a program that is run locally, or a server at a `url`."""
 
     name: str  # prefix of the tools' names; letters, digits, `_` and `-`
     command: str = ""
@@ -152,9 +152,7 @@ class _UnusableServerError(Exception):
 def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
     """Read a configuration file: TOML if its extension is .toml, otherwise JSON with comments and trailing commas.
 
-    allowed_http: hosts and networks to which unencrypted connections are allowed, in addition to loopback.
-
-    Raises SettingsError if the file or an allowed host is invalid.
+    Passes `allowed_http` to PlainHttpHosts. Raises SettingsError if the file or an allowed host is invalid.
     """
     try:
         text = read_text(path, MAX_FILE_BYTES)

@@ -120,7 +120,7 @@ class Toolbox:
         return tuple(found.values())
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
-        """Return the tools with these names. Unknown names are skipped."""
+        """Return the tools with these names, skipping unknown names."""
         chosen = frozenset(names)
         return tuple(tool for tool in self.all() if tool.name in chosen)
 

@@ -105,7 +105,7 @@ def updated_settings(
 
 
 def is_changed(name: str, form: Mapping[str, str]) -> bool:
-    """Return whether a form changes a field. The field `was` contains digests of the initial values."""
+    """Return whether a form changes a field (see `form_digests`)."""
     # A form may have been open for a long time. Skipping its unchanged fields keeps changes made in another tab.
     return name in form and _digest(name, form[name]) not in form.get("was", "").split()
 

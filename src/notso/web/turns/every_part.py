@@ -57,8 +57,8 @@ async def build_part_requests(
 ) -> list[DocumentPart]:
     """Return a request for each part of the documents.
 
-    `following` has the texts that follow a part in its prompt. `base` is a request with the chat's parameters and
-    options. The KV cache of each part is pinned, so that the next question reuses it.
+    `following` has the texts that follow a part in its prompt. `base` has the chat's parameters and options. The KV
+    cache of each part is pinned for the next question.
     """
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     max_part_tokens = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
@@ -131,7 +131,7 @@ async def answer_parts(
 ) -> AsyncIterator[Event]:
     """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
-    If there are several answers and each begins with a count, the sum of the counts follows. `opened` receives each
+    If there are several answers and all begin with counts, the sum of the counts follows. `opened` receives each
     request, so that it can be stopped. Raises the same errors as the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)

@@ -48,7 +48,7 @@ class Feed:
         return f"{self._process_id}-{self._number}"
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
-        """Publish a change made in `tab`. `turns` is true if messages have changed, too."""
+        """Publish a change made in `tab`. `turns` is true if messages changed."""
         self.apply_changes(owner, chat_id, tab, turns)
         if self.at_announce is not None:
             self.at_announce(owner, chat_id, tab, turns)

@@ -69,7 +69,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """Number of a reader's last update, and the last values sent of fields that are sent only when they change."""
+    """Last update of a reader: its number, and the fields that are sent only when they change."""
 
     number: int | None
     phase: str | None = None

@@ -237,7 +237,7 @@ class Turns:
                 self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
-        """Interrupt all turns, or only those that wait for the user. Another process can continue them."""
+        """Interrupt all turns, or only those waiting for the user. Another process can continue them."""
         if not asking_only:
             self.closing.set()
         for consumer in list(self._consumers.values()):

@@ -124,8 +124,7 @@ class FairQueue:
 class WorkerThreads(ThreadPoolExecutor):
     """Thread pool that keeps working when no more threads can be started.
 
-    The standard pool raises RuntimeError even if other threads could run the work later. This pool raises it only if
-    there are no threads.
+    Unlike the standard pool, it raises RuntimeError only if it has no threads at all.
     """
 
     async def run(self, work: Callable[[], T]) -> T:

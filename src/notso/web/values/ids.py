@@ -21,7 +21,6 @@ def new_generation_id() -> str:
 
 
 def new_tool_use_id() -> str:
-    """Return an id for an imported tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 

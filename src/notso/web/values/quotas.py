@@ -17,7 +17,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class MaxTokenUse:
-    """Maximum numbers of tokens that one request may use."""
+    """Maximum numbers of tokens of one request."""
 
     prompt_tokens: int
     answer_tokens: int  # 0: the prompt is processed, but nothing is generated

@@ -369,7 +369,7 @@ def is_engine_url(url: str) -> bool:
 
 
 def is_base_path(text: str) -> bool:
-    """Return whether `text` is a path such as /chat or /tools/chat, without a trailing slash."""
+    """Return whether `text` is a path such as /tools/chat, without a trailing slash."""
     return _BASE_PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 

@@ -186,7 +186,7 @@ def _is_needed(field: Any) -> bool:
 
 
 def is_user_name(name: str) -> bool:
-    """Return whether a name is 1 to 128 visible characters. Invisible ones could imitate an operator's name."""
+    """Return whether a name has 1 to 128 characters, none of which is invisible (to imitate another name)."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
 
 

@@ -138,9 +138,9 @@ def to_tsvector(text: str) -> str:
 
 
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
-    """Replace words of 4 to 40 characters with similar words from the vocabulary; return None if that is impossible.
+    """Replace words of 4 to 40 characters with similar words from the vocabulary, in linear time.
 
-    Takes time proportional to the size of the vocabulary.
+    Returns None if there are no such words, or none similar to one of them.
     """
     trigrams = {word: _trigrams(word) for term in terms for word in term.words if _may_be_misspelled(word)}
     if not trigrams:

@@ -103,7 +103,7 @@ def query_last_shown(db: Database, owner: str, chat_id: str) -> Rows:
 
 
 def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[str]]:
-    """Return the ids of all messages, or of the shown branch, grouped into chunks of limited size."""
+    """Return the ids of all messages, or of the shown branch, in chunks of limited size."""
     chat_key = (chat_id, owner)
     chunks, size = list[list[str]](), 0
     for row in db.execute(_LINE, (None, *(chat_key * 4))) if shown else db.execute(_ALL, chat_key):

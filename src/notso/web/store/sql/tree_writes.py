@@ -230,7 +230,7 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
 
 
 def split_into_chunks(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
-    """Split chats and messages into chunks that usually take about 10 ms to write."""
+    """Split chats and messages into chunks that take about 10 ms to write."""
     piece: Piece = []
     characters = 0
     for item in items:
@@ -425,9 +425,9 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
 
 
 def add_hidden_piece(db: Database, owner: str, piece: Piece, trash_id: str | None) -> str:
-    """Write a chunk of an import, hidden in the trash entry `trash_id`, or in a new entry if it is None.
+    """Write a chunk of an import, hidden in the trash entry `trash_id`, or in a new one if it is None.
 
-    All chunks share one entry. Returns its id. Raises StorageError if the entry has been purged.
+    Returns the entry's id. Raises StorageError if the entry has been purged.
     """
     if trash_id is not None and _lock_trash_row(db, owner, trash_id) is None:
         raise StorageError(TOO_SLOW)
@@ -500,7 +500,7 @@ PURGED_MESSAGES = 200  # maximum per transaction, so that other writers do not w
 
 
 def purge_piece(db: Database, trash_id: str) -> bool:
-    """Delete part of a trash entry, which can then no longer be restored. Return whether any of it is left."""
+    """Delete part of a trash entry. Return whether any of it is left."""
     row = db.execute("SELECT * FROM trash WHERE id = ?" + db.for_update, (trash_id,)).fetchone()
     if row is None:
         return False
@@ -509,6 +509,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
             _add_replies(db, row["chat_id"], trash_id)
         for chat_id, which, values in _trashed_chats(db, row):
             mark_stale(db, f"messages WHERE chat_id = ? AND parent_id IS NULL{which}", chat_id, *values)
+        # From now on, the entry cannot be restored.
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
     for chat_id, which, values in _trashed_chats(db, row):

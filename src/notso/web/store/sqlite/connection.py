@@ -283,7 +283,7 @@ LOST = Sentence(
 
 
 def detect_damage(path: Path) -> Damage:
-    """Return the kind of damage that requires read-only use, or ''. Does not change any file.
+    """Return the kind of damage that requires read-only use, or ''. Changes no file.
 
     Raises StorageDamagedError if even read-only use is impossible.
     """

@@ -135,7 +135,7 @@ class SQLiteStore(SQLStore):
     async def open(self) -> None:
         """Lock the directory, migrate, and mark unfinished answers as interrupted if they cannot be continued.
 
-        Idempotent. A damaged database is opened read-only and left unchanged.
+        Idempotent. Opens a damaged database read-only.
         """
         if self._writer is None and not self.read_only:
             await self._writes.run("", self._open)
