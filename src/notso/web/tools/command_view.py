@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """A plugin on the settings page. `gives` maps kinds to names, and `pages` maps addresses to titles."""
+    """A plugin on the settings page. `gives` lists what it provides, by kind. `pages` maps addresses to titles."""
 
     name: str
     state: str
@@ -43,7 +43,7 @@ class CommandView:
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
-        """Return the page's own commands, and those of plugins and MCP servers."""
+        """Return the commands of the page, plugins and MCP servers."""
         own = commands_of("page")
         taken = {command.name for command in own}
         added = (

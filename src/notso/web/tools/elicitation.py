@@ -19,7 +19,7 @@ from notso.web.values.visible_text import sanitize_line
 from notso.web.values.wording import localize_number, words
 
 QUESTION_SECONDS = 300.0
-"""Time within which the user must reply. Until then, the timeout of the tool call is suspended."""
+"""Time within which the user must reply. During this time, the timeout of the tool call is suspended."""
 
 MAX_QUESTIONS = 4  # per call
 MAX_INPUTS = 24  # per question; each checkbox counts

@@ -133,7 +133,7 @@ def _decode(body: bytes, charset: str) -> str:
         # The punycode codec takes quadratic time: a page of MAX_BYTES would block the event loop for minutes.
         is_label = codecs.lookup(charset).name == "punycode"
         return body.decode("utf-8" if is_label else charset, "replace")
-    except (LookupError, ValueError):  # an unknown codec, or one without errors="replace", such as idna
+    except (LookupError, ValueError):  # an unknown codec, or one that does not support "replace", such as idna
         return body.decode("utf-8", "replace")
 
 

@@ -542,8 +542,8 @@ class _Object(dict[str, Any]):
 def read_commented_json(text: str) -> Any:
     """Parse JSON with `//` and `/* */` comments and trailing commas, in linear time.
 
-    Raises json.JSONDecodeError with the line and column in `text`, ValueError if a number is too long, or
-    RecursionError if a value is nested too deeply.
+    The last of duplicate keys is kept. Raises json.JSONDecodeError with the line and column in `text`, ValueError if
+    a number is too long, or RecursionError if a value is nested too deeply.
     """
     plain = _COMMENTS.sub(lambda found: found[0] if found[0][0] == '"' else _NOT_LINE_END.sub(" ", found[0]), text)
     plain = _COMMAS.sub(lambda found: found[0] if found[0][0] == '"' else " ", plain)
@@ -551,7 +551,7 @@ def read_commented_json(text: str) -> Any:
 
 
 def duplicate_keys(value: object) -> tuple[str, ...]:
-    """Return the duplicate keys of an object from `read_commented_json`, which keeps the last value of a key."""
+    """Return the duplicate keys of an object from `read_commented_json`."""
     return value.repeated if isinstance(value, _Object) else ()
 
 

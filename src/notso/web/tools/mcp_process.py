@@ -259,7 +259,7 @@ def remove_url_elicitation(message: JSONRPCMessage) -> None:
 
 
 def sanitize_tool_list(result: dict[str, Any]) -> list[SkippedItem]:
-    """Reduce listed tools to the fields that are used. Remove and return tools with an unusable name or schema."""
+    """Remove unused fields of listed tools. Remove and return tools with an unusable name or schema."""
     # The library would reject a whole list because of one unusable tool. It would also match results against the
     # regular expressions in `outputSchema`, which can take unlimited time.
     tools = result.get("tools")

@@ -161,7 +161,7 @@ class McpServer:
         except MCPError as error:
             fault = transport.fault if transport is not None else ""
             has_ended = error.code == CONNECTION_CLOSED or bool(fault)
-            if has_ended and self._client is client:  # another request may have opened a new one
+            if has_ended and self._client is client:  # false if another request has reconnected
                 await self.stop()
             if fault == SESSION_LOST and not is_retry:  # retry, because a request in an expired session has no effect
                 return await self._request(operation, send, ask, is_retry=True)

@@ -84,5 +84,5 @@ def extract_text(html: str) -> str:
 
 
 def main() -> None:
-    """Read HTML from stdin, and write its text to stdout."""
+    """Convert HTML on stdin to text on stdout."""
     serve_confined(lambda html: extract_text(html.decode()).encode("utf-8", "replace"), LIMITS)

@@ -87,7 +87,7 @@ class ToolSource(Protocol):
     def tools(self) -> Sequence[ChatTool]: ...
 
     def failures(self) -> Mapping[str, str]:
-        """Return the plugins or servers that are not running, with reasons."""
+        """Return the plugins or servers that are not running, with the reasons."""
 
     def left_out(self) -> Sequence[SkippedItem]:
         """Return the skipped parts of a configuration, and unusable tools."""

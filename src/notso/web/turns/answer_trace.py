@@ -43,7 +43,7 @@ def replay_request(run: AnswerRun, full_request: Request, message: StoredMessage
 class TraceRecorder:
     """Records the trace of an answer during its generation.
 
-    `is_counted` is true if `trace.tries` already includes the next try, as when the answer has been taken over.
+    `is_counted` is true if `trace.tries` already includes the next try, as for an answer taken over by this process.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:

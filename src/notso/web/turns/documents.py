@@ -121,7 +121,7 @@ async def prompt_documents(
         return instructions_only
     outdated = [each.id for each in documents if each.reader < READER_VERSION]
     if outdated and not store.read_only:
-        await store.documents.reread(outdated)  # for later questions
+        await store.documents.reread(outdated)  # takes effect for later questions
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     # Documents at the head are a fixed prefix. The engine may support a longer context for a fixed prefix.
     max_tokens = max(engine.info.document_tokens if engine is not None and ready.keys() & set(head_ids) else 0, context)

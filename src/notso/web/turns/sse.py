@@ -48,7 +48,7 @@ class Feed:
         return f"{self._process_id}-{self._number}"
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
-        """Publish a change made in `tab`. `turns` is true if messages changed."""
+        """Publish a change made in `tab`. `turns` is true if messages have changed."""
         self.apply_changes(owner, chat_id, tab, turns)
         if self.at_announce is not None:
             self.at_announce(owner, chat_id, tab, turns)
@@ -69,7 +69,7 @@ class Feed:
         self._wake()
 
     def _drop_oldest_chat(self) -> None:
-        # Drop a chat of the owner with the most chats, because only that owner's pages may then have to reload.
+        # Drop a chat of the owner with the most chats, so that only pages of that owner may have to reload.
         owner = max(self._turns, key=lambda each: len(self._turns[each]))
         _, dropped = self._turns[owner].popitem(last=False)
         self._dropped[owner] = max(dropped.values())
@@ -85,7 +85,7 @@ class Feed:
         self._wake()
 
     def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
-        """Return what to reload: 'chats', 'turns', both or neither."""
+        """Return what to reload: any of 'chats' and 'turns'."""
         process_id, _, text = revision.partition("-")
         if process_id != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
             return ["chats", "turns"]  # malformed, invalidated, or from an earlier server process

@@ -203,7 +203,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, self.status)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return changes after number `after` (-1 for all) as JSON values, for a copy of the log on another replica."""
+        """Return changes after number `after` (-1 for all) as JSON values, for a copy on another replica."""
         return {
             "from": self._from,
             "closed": {

@@ -130,7 +130,7 @@ class Turns:
     def expecting(
         self, generation_id: str, owner: str, chat_id: str, *, is_stored: bool = False
     ) -> Iterator[ExpectedTurn]:
-        """Register a turn that is about to start, so that it does not count as unknown."""
+        """Register a turn that is about to start, so that it counts as known."""
         expected = self._expected[generation_id] = ExpectedTurn(owner, chat_id, is_stored)
         try:
             yield expected
@@ -204,7 +204,7 @@ class Turns:
         return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
-        """End a turn's reasoning. Return False if the turn is not running in this process."""
+        """End a turn's reasoning. Return False if the turn is not running here."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.forward("answer_now", generation_id)
@@ -249,7 +249,7 @@ class Turns:
         self.stop(consumer.turn.id, interrupted=True)
 
     async def wait_for_all(self) -> None:
-        """Wait until every turn has ended, including turns that are about to start."""
+        """Wait until every turn has ended, including those about to start."""
         while self._tasks or self._expected:
             for expected in list(self._expected.values()):
                 await expected.started.wait()

@@ -351,7 +351,7 @@ def _is_host_name(name: str) -> bool:
 
 
 def is_engine_url(url: str) -> bool:
-    """Return whether a URL consists only of a scheme, a host and an optional port."""
+    """Return whether a URL consists of a scheme, host and optional port."""
     try:
         parts = urlsplit(url)
         return (

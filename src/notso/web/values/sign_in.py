@@ -186,7 +186,7 @@ def _is_needed(field: Any) -> bool:
 
 
 def is_user_name(name: str) -> bool:
-    """Return whether a name has 1 to 128 characters, none of which is invisible (to imitate another name)."""
+    """Return whether a name has 1 to 128 characters, all visible, so that it cannot imitate another."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
 
 

@@ -48,7 +48,7 @@ def _lease_expiry(now_ms: int) -> int:
 
 
 def _to_unfinished_response(db: Database, row: Any) -> UnfinishedResponse | None:
-    # Tokens are stored in the parts in `response_tokens`. An older release stored the first ones in `progress`.
+    # Tokens are stored in parts, in `response_tokens`. An older release stored them in `progress`; these come first.
     if row is None:
         return None
     response = UnfinishedResponse(**row)
@@ -186,7 +186,7 @@ class SQLRecords:
             if not written["n"]:
                 return None
             finished = replace(file, size=int(written["bytes"]))
-            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # may already exist after a crash
+            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # the file may already exist after a crash
             db.execute(_ADD_FILE, (owner, *astuple(finished)))
             return finished
 
@@ -290,7 +290,7 @@ class SQLRecords:
         def work(db: Database) -> None:
             db.execute("DELETE FROM kept_answers WHERE created_ms <= ?", (now_ms - int(1000 * KEPT_SECONDS),))
             expired = "SELECT id FROM api_files WHERE expires_ms > 0 AND expires_ms <= ? LIMIT 1"
-            if (row := db.execute(expired, (now_ms,)).fetchone()) is not None:  # only one per call: it may be large
+            if (row := db.execute(expired, (now_ms,)).fetchone()) is not None:  # one per call, as files may be large
                 db.execute("DELETE FROM api_files WHERE id = ?", (row["id"],))
                 db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (row["id"],))
 

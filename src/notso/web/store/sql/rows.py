@@ -87,7 +87,7 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """Append a message without its statistics, HTML, tool calls and citations (see `update_message`)."""
+    """Append a message, without the statistics, HTML, tool calls and citations that `update_message` saves."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
     values |= {"attachments": attachments, "size": _size(message, attachments), "owner": owner, "idempotency_key": key}

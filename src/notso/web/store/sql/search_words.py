@@ -21,7 +21,7 @@ LAST_PLACE = 16_383  # PostgreSQL's maximum position
 MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB or more
 MAX_QUERY_WORDS = 64
 SNIPPET_CHARACTERS, BEFORE_CHARACTERS = 120, 30
-LEAST_SIMILAR = 0.4  # minimum number of shared trigrams of similar words, divided by the number of all their trigrams
+LEAST_SIMILAR = 0.4  # minimum similarity of two words: number of shared trigrams divided by the number of all trigrams
 SHORTEST_SIMILAR = 4  # shorter words are not replaced by similar ones
 MOST_SIMILAR = 5  # maximum number of words that replace a word of the query
 
@@ -36,7 +36,7 @@ _RUN = re.compile(rf"{_CJK}+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Query condition: adjacent words (the last may be incomplete if `is_prefix`), or any one word if `is_choice`."""
+    """Query condition: adjacent words (the last may be incomplete if `is_prefix`), or any of them if `is_choice`."""
 
     words: tuple[str, ...]
     is_prefix: bool = False
@@ -138,9 +138,9 @@ def to_tsvector(text: str) -> str:
 
 
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
-    """Replace words of 4 to 40 characters with similar words from the vocabulary, in linear time.
+    """Replace words of 4 to 40 characters with similar words from the vocabulary, in time linear in its size.
 
-    Returns None if there are no such words, or none similar to one of them.
+    Returns None if there are no such words, or if one has no similar word.
     """
     trigrams = {word: _trigrams(word) for term in terms for word in term.words if _may_be_misspelled(word)}
     if not trigrams:

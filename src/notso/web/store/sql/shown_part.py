@@ -82,7 +82,7 @@ SELECT m.attachments FROM up JOIN messages m ON m.id = up.id WHERE m.attachments
 def load_branch_end(
     db: Database, owner: str, chat_id: str, *, limit: int, through: str | None, first: str | None
 ) -> tuple[tuple[ShownMessage, ...], int]:
-    """Return the end of a branch (see ChatStore.shown_chat) and the number of messages before it."""
+    """Return a branch's end (see ChatStore.shown_chat) and the number of messages before it."""
     chat_key = (chat_id, owner)
     # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
     found = db.execute(_END, (through, *(chat_key * 4), MOST_SHOWN, limit))

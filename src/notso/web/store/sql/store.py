@@ -157,7 +157,7 @@ class SQLStore(Transactions):
     damage: Damage = ""
 
     def __init__(self) -> None:
-        self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit of an owner, or 0
+        self.max_stored_characters: Callable[[str], int] = lambda owner: 0  # limit for an owner; 0 means none
         self.records: ApiRecords = SQLRecords(self)
         self.documents: DocumentStore = SQLDocuments(self)
         self._trash_seen: dict[str, float] = {}

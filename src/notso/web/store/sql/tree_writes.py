@@ -288,7 +288,7 @@ def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> N
 
 
 def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # Selects a branch that contains both `message_id` and `through` if there is one, or only `message_id` otherwise.
+    # Selects a branch that contains both `message_id` and `through` if there is one, or one that contains `message_id`.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -465,7 +465,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         restored = [str(each["id"]) for each in hidden]
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
-        # A message and its replies are restored: show the message's branch again.
+        # After a message and its replies have been restored, show the message's branch again.
         top = db.execute(
             "SELECT m.id FROM messages m JOIN messages p ON p.id = m.parent_id AND p.trash_id IS NULL"
             " WHERE m.chat_id = ? AND m.trash_id = ? AND m.owner = ?",
@@ -487,8 +487,8 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 
 def due_trash_ids(db: Database, seen: dict[str, float], seconds: float) -> list[str]:
-    """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to the times first seen."""
-    # Use monotonic times, because setting the wall clock forward must not cause entries to be purged too early.
+    """Return the ids of old trash entries (see ChatStore.purge). `seen` maps ids to when they were first seen."""
+    # Use monotonic times, so that setting the wall clock forward does not cause entries to be purged too early.
     now, first_seen = time.monotonic(), dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
@@ -509,7 +509,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
             _add_replies(db, row["chat_id"], trash_id)
         for chat_id, which, values in _trashed_chats(db, row):
             mark_stale(db, f"messages WHERE chat_id = ? AND parent_id IS NULL{which}", chat_id, *values)
-        # From now on, the entry cannot be restored.
+        # An entry without an owner cannot be restored.
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
     for chat_id, which, values in _trashed_chats(db, row):

@@ -74,7 +74,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def open_empty() -> sqlite3.Connection:
-    """Open an empty in-memory database, to be read in place of a missing file."""
+    """Open an empty in-memory database, to read in place of a missing file."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     _add_functions(connection)
@@ -190,7 +190,7 @@ def split_statements(script: str) -> Iterator[str]:
     current = ""
     for piece in script.split(";"):
         current += piece + ";"
-        if sqlite3.complete_statement(current):  # not inside a string or trigger
+        if sqlite3.complete_statement(current):  # false if the semicolon is in a string or trigger
             if current.strip(" \n;"):
                 yield current
             current = ""

@@ -59,7 +59,7 @@ class Writer:
             raise
 
     def write(self, work: Callable[[Database], T]) -> T:
-        """Run `work` in a transaction, and return after its changes have reached the disk."""
+        """Run `work` in a transaction, and sync it to disk."""
         with storage_errors():
             before = self.connection.total_changes
             with transaction(self.connection):
