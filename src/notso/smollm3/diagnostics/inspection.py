@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Tensor summary; `shape` in numpy order (outputs, inputs)."""
+    """Tensor summary; `shape` is in numpy order (outputs, inputs)."""
 
     name: str
     format: str
@@ -82,7 +82,7 @@ class CachePlan:
     bits_per_value: float
     bytes_per_token: int
     bytes_at: dict[int, int]  # context in tokens -> bytes
-    fits_tokens: int  # longest supported context that fits in available memory, in steps of 1,024 tokens
+    fits_tokens: int  # longest supported context that fits in the available memory, in steps of 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RunInfo:
     nope_layers: tuple[int, ...]
     q6_k_layers: tuple[int, ...]  # where attn_v and ffn_down are both Q6_K
     tied_embeddings: bool
-    weight_bytes_per_token: int  # weights read for each generated token
+    weight_bytes_per_token: int  # bytes of weights read to decode one token
     kv_values_per_token: int
     cache: tuple[CachePlan, ...]
     available_bytes: int
@@ -121,7 +121,7 @@ class Inspection:
     problem: str | None
 
     def as_dict(self, *, tensors: bool = True) -> dict[str, Any]:
-        """Return JSON values, with non-finite numbers as text."""
+        """Return JSON values; non-finite numbers become text."""
         plain: dict[str, Any] = _to_json(asdict(self))
         if not tensors:
             del plain["tensors"]
@@ -213,8 +213,8 @@ def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
 
 def weight_bytes_per_token(tensors: Mapping[str, QTensor], weights: SmolLM3Weights) -> int:
     """Return the number of bytes of weights that are read to decode one token."""
-    # Decoding reads one row of the embedding, and all other weights. A tied embedding is also the output head, which is
-    # read completely.
+    # Decoding reads one row of the embedding matrix, and all other weights. If the embedding is tied, it is also the
+    # output head, which is read completely.
     read: int = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
     return read if weights.lm_head is weights.embed_tokens else read - weights.embed_tokens.nbytes
 

@@ -1,4 +1,4 @@
-"""Perplexity of a model on a text, and divergence from another model, computed as in llama.cpp's perplexity tool.
+"""Measure a model's perplexity on a text, and its divergence from another model, as llama.cpp's perplexity tool does.
 
 The tokens are split into windows of equal length; an incomplete last window is ignored. Each window is evaluated
 separately; only the tokens of its second half are scored.
@@ -58,8 +58,8 @@ class Divergence:
     largest_kl: float
     kl_99: float
     median_kl: float
-    same_top: Estimate  # share of positions with the same most likely token
-    rms_change: float  # root mean square change in the probability of the text's tokens
+    same_top: Estimate  # share of positions at which both models have the same most likely token
+    rms_change: float  # root mean square difference between the probabilities of the text's tokens
 
 
 def perplexity(
@@ -78,7 +78,7 @@ def perplexity(
 def divergence(
     engine: Engine, base: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Divergence:
-    """Compare two models. Raises InvalidRequestError as `perplexity` does, and if tokenizations differ."""
+    """Compare two models. Raises InvalidRequestError as `perplexity` does, and if the tokenizations differ."""
     windows = _windows(engine, text, window)
     if windows != _windows(base, text, window):
         raise InvalidRequestError("the two models tokenize the text differently")
@@ -129,7 +129,7 @@ def _log_probabilities(logits: Floats, ids: Sequence[int]) -> Doubles:
 
 
 def _divergences(logits: Floats, base_logits: Floats) -> Doubles:
-    # KL(base | model).
+    # Returns KL(base | model) at each position.
     rows = []
     for at in _row_slices(len(logits)):
         model_logs, base_logs = _log_softmax(logits[at]), _log_softmax(base_logits[at])
@@ -151,6 +151,6 @@ def _perplexity(log_probabilities: Doubles) -> Perplexity:
     mean = Estimate.of(-log_probabilities)
     try:
         value = math.exp(mean.value)
-    except OverflowError:  # more than 709 nats per token
+    except OverflowError:  # the mean exceeds 709 nats per token
         value = math.inf
     return Perplexity(len(log_probabilities), Estimate(value, value * mean.error))

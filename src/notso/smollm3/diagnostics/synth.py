@@ -1,7 +1,7 @@
-"""Model files with random weights in SmolLM3's shapes and block formats, for benchmarks and tests.
+"""Write model files with random weights in SmolLM3's shapes and block formats, for benchmarks and tests.
 
-A full-size model has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32), in the same sizes.
-The tokenizer and chat template are taken from another file; reserved tokens pad the tokenizer to the vocabulary size.
+A full-size model has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32), of the same sizes.
+The tokenizer and chat template are taken from another file; reserved tokens fill the rest of the vocabulary.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Checks:
 - The scales of every tensor must be finite. For sampled rows w of every matrix and random inputs x, the native kernels'
   products x w are compared with float64 products of the dequantized weights. For quantized formats, the kernels'
   products must also be bit-identical to the numpy reference's. Errors are relative to |x| |w|, the largest possible
-  product, so that products near zero do not have large errors.
+  product, so that errors of products near zero do not appear large.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format, RoPE scaling or release, or a fault.
@@ -124,7 +124,7 @@ class Verification:
 
 
 def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress | None = None) -> Verification:
-    """Run all checks and store the hash for `notso list`. Raises GGUFError or OSError.
+    """Run all checks and store the file's hash for `notso list`. Raises GGUFError or OSError.
 
     progress: called with "hashing" and bytes of the file, then with "checking" and bytes of tensors.
     """
@@ -155,7 +155,7 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
 
 
 def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
-    """Check all tensors in file order. Inputs depend on `seed` and the width of a tensor."""
+    """Check all tensors in file order. Inputs depend on `seed` and the tensor's width."""
     for tensor in file.tensors.values():
         yield check_tensor(tensor, seed=seed)
 

@@ -1,4 +1,4 @@
-"""Loading and removal of LoRA adapters while an engine runs."""
+"""Load and remove LoRA adapters while an engine runs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def run_on_selected_device(config: EngineConfig, use: Callable[[Backend, str], T
 
     The CPU replaces a GPU that failed earlier in this process. With "auto", it also replaces a GPU that raises
     DeviceError or OutOfMemoryError. `note` is the replaced GPU's error, or "". Raises KernelChoiceError, DeviceError,
-    and errors of `use`.
+    and the errors of `use`.
     """
     name = config.device if config.device != "auto" else "cuda"
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):

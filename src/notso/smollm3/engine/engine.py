@@ -86,10 +86,10 @@ DEMO = "demo"
 
 
 def model_path(model: str | None) -> Path:
-    """Return the model file for a path, a name from `notso list`, or a Hugging Face folder; None: the demo.
+    """Return the model file for a path, a name from `notso list`, or a Hugging Face folder; None means the demo.
 
-    A folder is converted once, into the user's cache folder. Raises ModelFileError for an unknown name, and errors of
-    the conversion.
+    A folder is converted once, into the user's cache folder. Raises ModelFileError for an unknown name, and the errors
+    of the conversion.
     """
     if model is None:
         return demo_path()
@@ -270,7 +270,7 @@ class Engine:
 
     @property
     def weight_placement(self) -> str:
-        """Where the weights are: "mmap", "packed", "hugepages", or the progress of copying."""
+        """Location of the weights: "mmap", "packed", "hugepages", or the progress of copying."""
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
@@ -305,7 +305,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of a scope's or owner's reading (pinned prompt prefix).
+        """Return the size on disk of a scope's or owner's reading (a pinned prompt prefix).
 
         Raises InvalidRequestError or EngineError.
         """
@@ -366,7 +366,7 @@ class Engine:
         return self._prompts.template.render(turns, thinking=options.thinking, tools=options.tools, date=options.date)
 
     def encode_chat(self, messages: ChatInput, options: RequestOptions | None = None) -> list[int]:
-        # Control tokens come from the template only, never from the text of a message.
+        # Control tokens come only from the template, never from the text of a message.
         _, options = with_defaults(None, options)
         return self._prompts.write(_turns(messages), options).ids
 
@@ -422,7 +422,7 @@ class Engine:
         return seal(receipt) if sealed else receipt
 
     def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
-        """Prefill a receipt's prompt and answer, and sample every token again.
+        """Prefill a receipt's prompt and answer, and sample the answer's tokens again.
 
         transcript: an open receipt of the answer, required if `receipt` is sealed. Raises EngineError,
         ContextLengthError, and InvalidRequestError for a receipt that is malformed, was changed, or belongs to another

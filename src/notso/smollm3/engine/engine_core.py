@@ -66,7 +66,7 @@ def notify_queue_positions(queue: Iterable[Sequence], requests: Mapping[Sequence
     for position, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
-            continue  # preempted; `queued` events are sent only until a request has started
+            continue  # preempted: `queued` events are sent only before a request starts
         if request.queue_position != position and (position <= NEAR_POSITIONS or not request.queue_position):
             request.queue_position = position
             request.generation.write([Event("queued", place=position)])
@@ -190,8 +190,8 @@ class EngineCore:
         self.post(lambda: self._add_request(request))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on the
-        engine thread."""
+        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or if
+        called on the engine thread."""
         self.reject_engine_thread()
         future: Future[T] = Future()
 
@@ -396,7 +396,7 @@ class EngineCore:
         if request.started_at:
             return
         request.started_at = request.progress_sent_at = time.perf_counter()
-        # A waiting request has no drafter, because drafters take memory, and thousands of requests may wait.
+        # A waiting request has no drafter, because drafters take memory, and thousands of requests may be waiting.
         if request.create_drafter is not None:
             request.drafter = request.create_drafter()
         self._totals.prompt_tokens_total += request.prompt_tokens
@@ -505,7 +505,7 @@ class EngineCore:
     def _record_step(self, plan: Plan, seconds: float) -> None:
         self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
-            return  # not measured: scoring takes longer than other steps of the same size
+            return  # not measured: a step that scores takes longer than other steps of the same size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)
@@ -513,7 +513,7 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # not measured: a step smaller than a tile takes as long as one of a full tile
+            return  # not measured: a step smaller than a tile takes as long as a full tile
         mean = self.prompt_s_per_token
         self.prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._prefill_rate.observe(plan.rows, seconds)
@@ -607,7 +607,7 @@ class ContextLogits:
             raise EngineError(CACHE_BUSY) from None
 
     def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
-        # Pieces are smaller while answers are running, so that the answers do not stall.
+        # Pieces are smaller while other requests are running, so that their answers do not stall.
         rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
         pool, count = self._core.scheduler.pool, 1 + len(rest)
         pool.open_windows(sequence.blocks, start, count)

@@ -98,7 +98,7 @@ class InputProcessor:
         room = self.context_of(options) - len(prompt.ids)
         pinned = _pinned_reading(prompt_input, options)
         options, fields = quoted_fields(options, self.quotes, pinned)
-        if rendered is None:  # receipts of earlier releases may name strict tools that tool_choice excludes
+        if rendered is None:  # not for receipts: in earlier releases, tool_choice could exclude strict tools
             check_strict_tools(options)
         structured_output = structured_output_for(
             options,

@@ -1,7 +1,7 @@
-"""Memory layout of an engine before allocation: context length, KV format and concurrency.
+"""Plan an engine's memory before allocation: context length, KV format and concurrency.
 
 Sizes are in bytes, contexts in tokens. `plan_engine` makes all choices, for engines and for commands that predict
-memory.
+memory use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LARGE_CACHE_BYTES = 64 * MIB
 
 CONTEXT_STEP_TOKENS = 1024  # automatically chosen contexts are multiples of this
 CONTEXT_FLOOR_TOKENS = 2048  # smallest automatically chosen context
-K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 if weights have 8 bits or more
+K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 with weights of at least 8 bits
 _QUANTIZED_ROW = 292 / 256  # bytes per activation after quantization for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
@@ -105,7 +105,7 @@ def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the bytes that the largest step needs."""
+    """Return the temporary bytes that the largest step needs."""
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
@@ -125,9 +125,9 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the unset settings so that the plan fits in memory. Explicit settings are not reduced.
 
-    The default context is 8,192 tokens, or the trained context if shorter. It is reduced in steps of 1,024, to at
-    least 2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. If `beside_bytes` is set,
-    defaults are not reduced.
+    The default context is 8,192 tokens, or the trained context if shorter. If needed, it is reduced in steps of
+    1,024, to at least 2,048. `document_tokens`, chosen last, takes at most half of the remaining memory. If
+    `beside_bytes` is set, defaults are not reduced.
     kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, fewer bits only if memory requires it. With `fine_weights` (floats
     or 8 bits): f16 up to 32,768 tokens, k8v8 beyond. stored: KV format chosen earlier, tried first.
 
@@ -278,7 +278,7 @@ def plan_file(
 
 
 def store_kv_format_choice(file: GGUFFile, config: SmolLM3Config, settings: EngineConfig, plan: EnginePlan) -> None:
-    """Store the chosen KV format, unless it was chosen because memory is short."""
+    """Store the chosen KV format, unless it was chosen because memory was short."""
     if settings.cache_dir is None or settings.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)

@@ -40,7 +40,7 @@ def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
             logger.warning("the model file's general.sampling.%s is ignored: %s", key, one_line(repr(value), 60))
         else:
             defaults[name] = value
-    if metadata.get("general.sampling.penalty_last_n") == 0:  # llama.cpp: no penalties
+    if metadata.get("general.sampling.penalty_last_n") == 0:  # in llama.cpp, 0 disables the penalties
         defaults.pop("repetition_penalty", None)
         defaults.pop("penalty_window", None)
     return defaults

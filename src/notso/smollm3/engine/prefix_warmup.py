@@ -1,4 +1,4 @@
-"""Idle-time prefill of the expected beginning of a conversation's next prompt.
+"""Prefill, in idle time, the expected beginning of a conversation's next prompt.
 
 The next prompt repeats the answer without its reasoning, so the tokens of the answer have new positions and must be
 computed again. After the answer, the template ends the assistant's turn and starts the user's turn. All of these tokens
@@ -41,7 +41,7 @@ MOST_PENDING = 16
 # 3B model.
 STEP_ROWS = 128
 
-# Number of successive interrupted steps after which a prefill is abandoned.
+# Number of consecutive interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
 # Maximum prompt length in tokens: rendering longer prompts on the engine thread would delay requests for too long.
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _PendingPrefill:
-    # write: renders the ids to prefill.
+    # write: renders the prompt and returns the ids to prefill.
     # spent: tokens of the finished prompt and answer, or of the owner's previous draft, which this prefill replaces.
     # first_obsolete: index of the first block of `spent` that may be obsolete (not needed for `ids`).
     # prompt: prompt of the finished answer; None for a draft.
@@ -68,7 +68,7 @@ class _PendingPrefill:
 
 
 class PrefixWarmup:
-    """Prefills drafts and the beginnings of next prompts. Must be used on the engine thread."""
+    """Prefills drafts and beginnings of expected prompts. Must be used on the engine thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -134,7 +134,7 @@ class PrefixWarmup:
             self._last_drafts.clear()
 
     def due_s(self, quiet_s: float) -> float:
-        # Drafts are not delayed: the page sends them when the user pauses.
+        # Drafts are not delayed: the page sends them when the user pauses typing.
         if self._drafts:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._pending else float("inf")
@@ -188,7 +188,7 @@ class PrefixWarmup:
         finally:
             self._scheduler.remove(sequence)
             if prefill.prompt is None:
-                self._deprioritize(prefill)  # copying from an obsolete block marked it as recently used
+                self._deprioritize(prefill)  # copying from an obsolete block has marked it as recently used
 
     def _is_worthwhile(self, prefill: _PendingPrefill) -> bool:
         # A prefill may evict at most one block of other conversations.

@@ -1,12 +1,12 @@
 """Check a model file against goldens: expected results computed by another implementation.
 
-The set of goldens in this folder is for the released SmolLM3-3B; its values come from transformers' tests. Sets for
-other models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A
+The goldens in this folder are for the released SmolLM3-3B; their values come from transformers' tests. Goldens for
+other models use the same format: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A
 case has either `ids` or `text` (without control tokens), and any of:
 
-    means: the mean logit of each position
-    logits: list of runs: the logits (`values`) of consecutive token ids from `first` on, at `position`
-    continuation: ids or text that greedy decoding produces next
+    means: the mean logit at each position
+    logits: list of runs; a run has the logits (`values`) of consecutive token ids, starting at `first`, at `position`
+    continuation: ids or text that greedy decoding must produce next
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from notso.text_file import read_regular
 RELEASED = Path(__file__).with_name("smollm3-3b.json")
 
 MAX_BYTES = 64 << 20
-CONTEXT = 1024  # upper bound on the length of a case
+CONTEXT = 1024  # maximum length of a case, in tokens
 
-# Largest allowed error for a file with 16 bits per weight or more: root mean square relative to the standard deviation
-# of the logits. A half-precision KV cache alone causes 0.001; weights rounded to bfloat16 cause 0.01.
+# Largest allowed error for a file with at least 16 bits per weight. The error is the root mean square difference,
+# relative to the standard deviation of the logits. A half-precision KV cache alone causes an error of 0.001; rounding
+# the weights to bfloat16 causes one of 0.01.
 FLOAT_ERROR = 0.02
 
 # Allowed error for quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit
-# per weight. Random weights have measured errors from 0.06 (Q8_0) to 0.46 (Q4_0), below this limit
-# (tests/smollm3/diagnostics/test_goldens.py). Trained weights have smaller errors; an unrelated model has an error of
-# 1.4. The limit has not been tested with SmolLM3-3B.
+# per weight. With random weights, errors from 0.06 (Q8_0) to 0.46 (Q4_0) were measured, all below this limit
+# (tests/smollm3/diagnostics/test_goldens.py). Trained weights cause smaller errors; an unrelated model causes an error
+# of 1.4. The limit has not been tested with SmolLM3-3B.
 ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0
 
 FLOAT_BITS = 16.0
@@ -48,7 +49,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GoldenCheck:
-    """A relative error, or a share of differing tokens, and its limit."""
+    """A relative error or a share of differing tokens, with its limit."""
 
     what: str
     found: float
@@ -89,7 +90,7 @@ def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
         config = SmolLM3Config.from_metadata(file.metadata)
         _require_shape(document, config)
         file.metadata.release()
-    context = min(CONTEXT, config.max_position_embeddings)  # beyond the trained context, YaRN changes every logit
+    context = min(CONTEXT, config.max_position_embeddings)  # beyond this, YaRN would change every logit
     with Engine.load(model, kv="f16", context_tokens=context, max_num_seqs=1) as engine:
         checks: list[GoldenCheck] = []
         for number, case in enumerate(_list(document, "cases"), 1):
@@ -106,7 +107,7 @@ def bits_per_weight(file: GGUFFile) -> float:
 
 
 def allowed_error(bits: float) -> float:
-    """Return the largest allowed error, relative to the standard deviation."""
+    """Return the largest allowed error relative to the logits' standard deviation."""
     return FLOAT_ERROR if bits >= FLOAT_BITS else min(ROUNDED_ERROR + ERROR_AT_NO_BITS * 2.0**-bits, 1.0)
 
 
@@ -124,12 +125,14 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
     if case.continuation:
         greedy = logits[len(case.ids) - 1 :].argmax(axis=1)
         share = float((greedy != np.array(case.continuation)).mean())
-        # Rounding may change the most likely token if two logits are nearly equal; a wrong model agrees only by chance.
+        # Some tokens may differ, because rounding may change the most likely token if two logits are nearly equal. A
+        # wrong model produces the same tokens only by chance.
         yield GoldenCheck(f"{name}: share of {len(greedy)} greedy tokens that differ", share, min(0.1 + allowed, 0.5))
 
 
 def _deviation(values: Floats) -> float:
-    # If all values are equal, a tiny number avoids a division by zero, and every difference fails the check.
+    # If all values are equal, returns a tiny number instead of zero, by which errors are divided. Any difference then
+    # fails the check.
     return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 

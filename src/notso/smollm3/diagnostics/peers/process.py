@@ -1,4 +1,4 @@
-"""Control of a peer's process."""
+"""Control a peer's process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 SHORT_S = 2.0
 
-# ("prefill", tokens, depth), ("decode", tokens, depth) or ("batch", tokens, sequences).
+# ("prefill", tokens, depth), ("decode", tokens, depth) or ("batch", tokens, sequences). depth: number of tokens that
+# are already in the context.
 Task: TypeAlias = tuple[str, int, int]
 
 
@@ -74,7 +75,7 @@ class PeerProcess:
             raise EngineError(f"{self.name} could not run: {', '.join(kind for kind, _, _ in sorted(failed))}")
 
     def measure(self, task: Task) -> list[float]:
-        """Return seconds per step. Raises EngineError."""
+        """Return each step's seconds. Raises EngineError."""
         return self._measure(task, self._chosen.get(task, 0))
 
     def configuration(self, task: Task) -> str:
@@ -92,7 +93,7 @@ class PeerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # `close` fails if the buffer still contains a task
+                with contextlib.suppress(OSError):  # `close` fails if a task in the buffer cannot be sent
                     stream.close()
 
     def __enter__(self) -> PeerProcess:

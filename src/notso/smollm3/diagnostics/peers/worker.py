@@ -1,4 +1,4 @@
-"""Worker process that runs a peer. `process.py` starts it.
+"""Run a peer in a worker process, which `process.py` starts.
 
 This script imports only notso.system from this project, so it runs under any Python interpreter in which the peer
 (`llama_cpp` or `openvino_genai`) is installed. Usage:
@@ -36,7 +36,7 @@ from typing import Any, Protocol
 
 BATCH_TOKENS = 512  # tokens per prefill chunk, for both peers
 
-SHORT_TOKENS = 8  # length of a prompt of negligible cost
+SHORT_TOKENS = 8  # length of a prompt with negligible cost
 
 LARGEST_BATCH = 16
 SEQUENCE_ROOM = 128  # positions reserved for each sequence of a batch
@@ -198,7 +198,7 @@ class LlamaCpp:
 
 
 class OpenVino:
-    """OpenVINO GenAI with continuous batching and prefix cache."""
+    """OpenVINO GenAI with continuous batching and a prefix cache."""
 
     def __init__(self, folder: str, context: int, threads: int) -> None:
         import numpy
@@ -307,7 +307,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of libraries must not mix with the results
+    os.dup2(2, 1)  # libraries' output must not mix with the results
 
     def write_result(value: dict[str, Any]) -> None:
         results.write(json.dumps(value) + "\n")
