@@ -35,7 +35,7 @@ class TemplateError(ModelError):
 class InvalidRequestError(ModelError, ValueError):
     """A request is invalid; `param` names the field."""
 
-    index: int | None = None  # which of several requests submitted together is invalid
+    index: int | None = None  # index of the invalid request, if several were submitted together
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class UnknownOptionError(InvalidRequestError, TypeError):
 
 
 class OutOfMemoryError(ModelError):
-    """More memory is needed than is available. Sizes in bytes."""
+    """More memory is needed than is available. Sizes are in bytes."""
 
     def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
         super().__init__(message)
@@ -97,4 +97,4 @@ class DownloadError(ModelError):
 
 
 class NoSpaceError(DownloadError):
-    """Not enough disk space for a download."""
+    """The disk lacks space for a download."""

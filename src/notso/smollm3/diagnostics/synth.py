@@ -70,7 +70,7 @@ class SyntheticShape:
 def synthetic_tensors(
     shape: SyntheticShape, formats: str = OFFICIAL_FORMATS
 ) -> list[tuple[str, tuple[int, ...], Format]]:
-    """Return the name, numpy shape and format of each tensor, in file order.
+    """Return each tensor's name, numpy shape and format, in file order.
 
     `formats`: "official" (Q4_K_M) or one format for all matrices; norms are always F32. Raises InvalidRequestError.
     """

@@ -92,7 +92,7 @@ class TensorCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of all checks of one file."""
+    """Results of a file's checks."""
 
     path: str
     size_bytes: int

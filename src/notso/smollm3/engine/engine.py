@@ -1,4 +1,4 @@
-"""The engine: one loaded model that serves many concurrent requests."""
+"""The engine, which serves concurrent requests with one loaded model."""
 
 from __future__ import annotations
 

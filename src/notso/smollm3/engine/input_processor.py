@@ -1,4 +1,4 @@
-"""Validation and rendering of prompts, and creation of requests."""
+"""Validate and render prompts, and build requests from them."""
 
 from __future__ import annotations
 

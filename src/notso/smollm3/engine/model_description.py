@@ -1,4 +1,4 @@
-"""Public description of a loaded model."""
+"""Describe a loaded model for clients."""
 
 from __future__ import annotations
 

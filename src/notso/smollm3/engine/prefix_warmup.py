@@ -6,8 +6,8 @@ are known when the answer ends, so the engine prefills them while it is idle. Th
 of the block pool; if the next prompt is different, only idle time is wasted.
 
 Drafts (messages not sent yet) are also prefilled, with the tokens that the template adds after them. If a draft is sent
-unchanged, only one token remains to be computed. If the user adds text before sending, only the new text and a few
-tokens before it remain.
+unchanged, only one token remains to be computed. If the user first adds text, only the new text and a few tokens
+before it remain.
 """
 
 from __future__ import annotations

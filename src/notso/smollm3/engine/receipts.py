@@ -173,7 +173,7 @@ def _is_left_out(receipt: Mapping[str, Any], name: str) -> bool:
 
 
 def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
-    """Return the sampling parameters of an open receipt. Raises InvalidRequestError."""
+    """Return an open receipt's sampling parameters. Raises InvalidRequestError."""
     names = {each.name for each in fields(SamplingParams)}
     values = dict(receipt["sampling"])
     if not values.keys() <= names:
@@ -190,14 +190,14 @@ def receipt_params(receipt: Mapping[str, Any]) -> SamplingParams:
 
 
 def receipt_limit(receipt: Mapping[str, Any]) -> int:
-    """Return the token limit recorded in an open receipt. Raises InvalidRequestError."""
+    """Return an open receipt's token limit. Raises InvalidRequestError."""
     limit, most = receipt["limit"], PARAMETERS["max_tokens"].high
     require(type(limit) is int and 0 <= limit <= most, "limit", f"an integer from 0 to {most}")
     return int(limit)
 
 
 def receipt_options(receipt: Mapping[str, Any]) -> RequestOptions:
-    """Return the request options of an open receipt. Raises InvalidRequestError."""
+    """Return an open receipt's request options. Raises InvalidRequestError."""
     record = receipt["options"]
     choice, grammar = record["tool_choice"], record["grammar"]
     return RequestOptions(
@@ -296,6 +296,6 @@ def _hash(value: Any) -> str:
 
 
 def receipt_replay(receipt: Mapping[str, Any]) -> Replay:
-    """Return the answer of an open receipt. Raises InvalidRequestError."""
+    """Return an open receipt's answer. Raises InvalidRequestError."""
     answer = receipt["answer"]
     return Replay(tuple(answer["ids"]), tuple(answer["closed_at"]))

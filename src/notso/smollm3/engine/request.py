@@ -38,13 +38,13 @@ class MeanPooling:
         self._sum = np.zeros(hidden_size, np.float64)
 
     def consume(self, start: int, states: Floats) -> None:
-        """Add states (rows, hidden) of the tokens from `start` on, except those computed again after a preemption."""
+        """Add the states (rows, hidden) from position `start` on, except those computed again after a preemption."""
         new = states[max(self._done - start, 0) :]
         self._sum += new.sum(axis=0, dtype=np.float64)
         self._done = max(self._done, start + len(states))
 
     def embedding(self) -> tuple[float, ...]:
-        """Return the mean (hidden,) scaled to norm 1. Raises EngineError if it is not finite."""
+        """Return the mean (hidden,) scaled to norm 1. Raises EngineError for non-finite values."""
         mean = self._sum / self._tokens
         length = float(np.linalg.norm(mean))
         if not np.isfinite(length):
@@ -69,7 +69,7 @@ class Request:
     max_tokens: int
     thinking_budget: int | None = None
     end_of_reasoning_ids: tuple[int, ...] = ()  # inserted by the engine to end the reasoning
-    # Called when the request starts. None disables speculation.
+    # Called when the request starts. None disables speculative decoding.
     create_drafter: Callable[[], NgramDrafter] | None = None
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
@@ -77,7 +77,7 @@ class Request:
     prompt_scorer: PromptScorer | None = None
     pooling: MeanPooling | None = None
     token_logprob: Callable[[Floats | None, int], TokenLogprob] | None = None
-    # Takes the answer, and returns the token ids with which the next prompt will begin; [] if they would not fit.
+    # Takes the answer, and returns the token ids with which the next prompt will begin, or [] if they would not fit.
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False  # whether to send `started` and `tokens` events
@@ -189,7 +189,7 @@ class Request:
                 continue
             token = replay.ids[at]
             try:
-                if self.structured_output is not None:  # `permits` also updates the state; its result is ignored
+                if self.structured_output is not None:  # called because `permits` also updates the state
                     self.structured_output.permits(token, self.output.in_reasoning, self.remaining_tokens - 1)
                 self.replayed_events += self.consume(token)
             except (ValueError, RuntimeError) as error:

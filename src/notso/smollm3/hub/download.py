@@ -1,4 +1,4 @@
-"""Resumable downloads to the Hugging Face cache, verified before the file becomes visible.
+"""Download, resume and verify files before they become visible in the Hugging Face cache.
 
 huggingface_hub builds the URL and provides the HTTP session. The transfer is implemented here because huggingface_hub
 2.4 discards a partial file when the process ends, and makes a file visible before checking its hash.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Must be set before huggingface_hub is imported; otherwise, the library sends telemetry.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-MAX_REDIRECTS = 5  # usually there is one, from the Hub to its content network
+MAX_REDIRECTS = 5  # usually, there is only one: from the Hub to its content network
 TIMEOUT_S = 20.0
 
 
@@ -147,7 +147,7 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 @dataclass(frozen=True, slots=True)
 class DownloadedFile:
-    """A verified file, and the numbers of bytes transferred."""
+    """A verified file, with the number of bytes transferred."""
 
     path: Path
     sha256: str
@@ -158,7 +158,7 @@ class DownloadedFile:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """Disk space for a download. `have_bytes`: size of a partial file."""
+    """Disk space for a download. `have_bytes`: size of the partial file."""
 
     folder: Path
     have_bytes: int

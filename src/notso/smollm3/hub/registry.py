@@ -1,4 +1,4 @@
-"""Registry of official model files and of model files on this machine. This module does not use the network.
+"""Registry of official model files, and of model files on this machine, without network access.
 
 Files in the Hugging Face cache are used in place, so they are shared with other programs. The model folders of Ollama,
 LM Studio and llama.cpp, called stores here, are searched but never modified. Models in stores are recognized by their
@@ -44,7 +44,7 @@ _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model file in a store, and its name there."""
+    """A model file in a store, with its name there."""
 
     name: str
     path: Path
@@ -111,7 +111,7 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        return Path("/nonexistent")  # services may run under a user id without an account
+        return Path("/nonexistent")  # a service may run under a user id without an account
 
 
 def notso_cache() -> Path:
@@ -234,7 +234,7 @@ def hub_cache() -> Path:
 
 
 def repository_folder(file: KnownFile) -> Path:
-    """Return a repository's cache folder."""
+    """Return the cache folder of a file's repository."""
     return hub_cache() / ("models--" + file.repository.replace("/", "--"))
 
 
@@ -284,8 +284,8 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def _may_be(file: KnownFile, path: Path) -> bool:
-    # A file of another revision can have the same size, so compare hashes. Where links are possible, the cached file is
-    # a link to a file whose name is its hash.
+    # A file of another revision can have the same size, so the hashes are compared. Where links are possible, the
+    # cached file is a link to a file with its hash as the name.
     if _size(path) != file.size_bytes:
         return False
     name = path.resolve().name
@@ -293,7 +293,7 @@ def _may_be(file: KnownFile, path: Path) -> bool:
 
 
 def demo_path() -> Path:
-    """Return the path of the bundled demo model."""
+    """Return the demo model's path."""
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 
@@ -332,7 +332,7 @@ def _installed(name: str) -> Path | None:
         raise ModelFileError(f"several files are named {name}; specify the path: {', '.join(map(str, current))}")
     if named:
         return named[0].path
-    # If a file has several names in the stores, `local_models` lists only one of them, so search the stores, too.
+    # If a file has several names in the stores, `local_models` lists only one of them, so the stores are searched, too.
     stored = (model for model in (*_ollama_models(), *_folder_models()) if model.name.lower() == name.lower())
     return next((model.path for model in stored if is_smollm3(model.path)), None)
 
@@ -385,7 +385,7 @@ _writing_ledger = threading.Lock()
 
 
 def store_hash(path: Path, sha256: str) -> None:
-    """Store a hash by path, size and modification time."""
+    """Store a hash with the file's path, size and time."""
     target = _ledger_path()
     # The lock serializes writers in this process only. An entry can be lost if another process writes at the same time,
     # or if the folder is not writable. This is harmless, because a file without an entry is hashed again.

@@ -1,4 +1,4 @@
-"""Lookup of model files in any Hugging Face Hub repository, with the size and hash that the Hub reports."""
+"""Look up model files in any Hugging Face Hub repository, with the size and hash that the Hub reports."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 class DamagedBlockError(Exception):
-    """The file does not contain the block that its name identifies. Treated as a cache miss."""
+    """The file does not contain the block that its name identifies; treated as a cache miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class BlockName:
 
 
 def file_bytes(tokens: int, content_bytes: int) -> int:
-    """Return a block's file size."""
+    """Return the size of a block's file."""
     return HEADER_BYTES + 4 * tokens + content_bytes
 
 
@@ -155,7 +155,7 @@ def prefetch_file(path: Path) -> None:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: never wait to open a named pipe
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: opening a pipe must not block
     return os.fdopen(os.open(path, flags), "rb", buffering=0)
 
 

@@ -1,4 +1,4 @@
-"""Index of the cache files in a folder, and the lock that the writer of the folder holds.
+"""Index of a folder's cache files, and the lock that the folder's writer holds.
 
 A log records to which conversations or readings each cache file belongs, so that whole conversations can be evicted
 after a restart. A reading is a pinned prefix of prompts (see block_pool). The log's format:
@@ -50,7 +50,7 @@ _PARTIAL, _REWRITTEN = 1, 2
 
 
 class ConversationLog:
-    """Log at `path`. Not thread-safe, except that one thread may `save` concurrently."""
+    """Log at `path`. Not thread-safe, except that one thread may call `save` concurrently."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -216,9 +216,9 @@ class BlockFolder:
                 self.add(BlockName.parse(text), size)
 
     def open(self) -> None:
-        """Scan the folder, and become its writer unless it has one. Raises OSError."""
+        """Scan the folder, and become its writer if there is none. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not any(self.path.iterdir()):  # other users may need a folder that contains other files, such as /tmp
+        if not any(self.path.iterdir()):  # a folder with other files, such as /tmp, may be needed by other users
             self.path.chmod(0o700)
         self._scan(sweep=self._writer_lock.acquire())
 
@@ -237,7 +237,7 @@ class BlockFolder:
                     self.log.read({BlockName.parse(text) for text in self.files})
 
     def _scan(self, *, sweep: bool) -> None:
-        # `sweep` removes leftovers of older versions and killed processes.
+        # sweep: remove leftovers of older versions and of killed processes.
         found = []
         for entry in os.scandir(self.path):
             if not _OURS.fullmatch(entry.name):
@@ -254,7 +254,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # files that belong to no conversation; eviction would never remove them
+                for text in lost:  # eviction would never remove these files, which belong to no conversation
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:

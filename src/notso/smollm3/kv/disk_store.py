@@ -1,4 +1,4 @@
-"""On-disk KV blocks, which let conversations continue without prefill after a restart.
+"""Store KV blocks on disk, so that conversations continue without prefill after a restart.
 
 A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
 contains the cache version (a digest of the model, the KV format and the version of the numerical code), the block's
@@ -6,7 +6,7 @@ hash and a tag. A file is used only if every field and the checksum match; other
 Damaged files are removed. The contents reveal conversations, so the folder has mode 0700, and files have mode 0600.
 
 A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
-leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
+leaves a file without its data. The folder is synced when the queue is empty. At shutdown, files are written without
 fsync; the checksum detects lost data. The least recently used file is evicted first.
 """
 
@@ -59,7 +59,7 @@ class DiskStore:
     """Blocks on disk, of one cache version and of compatible earlier versions. Thread-safe.
 
     An error while writing stops further writes, with one warning; blocks on disk can still be read. If another engine
-    writes to the folder, the store only reads.
+    writes to the folder, this store only reads.
     budget_bytes: limit for the files of all models. evicts: make room for a block by removing the least recently used
     files, instead of rejecting the block.
     """
@@ -311,7 +311,7 @@ class DiskStore:
                 writer = threading.Thread(target=self._write_all, name="notso-block-files", daemon=True)
                 try:
                     writer.start()
-                except RuntimeError:  # no thread is available; `_refresh_folder` tries again
+                except RuntimeError:  # the thread could not be started; `_refresh_folder` tries again
                     return
                 self._writer = writer
 

@@ -46,7 +46,7 @@ def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
 
 
 def load_kv_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
-    """Return the KV format stored for a file, or None."""
+    """Return a file's stored KV format, or None."""
     found = _read(folder).get(_key(file, context_tokens))
     return next((each for each in KV_FORMATS if each == found), None)
 
@@ -80,8 +80,8 @@ def _key(file: GGUFFile, context_tokens: int | None) -> str:
     return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"
 
 
-# The system allocates memory when it is first touched, which takes milliseconds for a large page. If blocks were first
-# touched when they were used, one step could need a new page in every layer. Therefore, memory is touched AHEAD_BLOCKS
+# The system allocates memory when it is first touched, which takes milliseconds for a large page. If blocks were not
+# touched before they are used, one step could need a new page in every layer. Therefore, memory is touched AHEAD_BLOCKS
 # blocks ahead, in at most MOST_LAYERS layers between two steps.
 AHEAD_BLOCKS = 4
 MOST_LAYERS = 6
@@ -94,7 +94,7 @@ IDLE_LAYERS = 2
 
 
 class KVCache:
-    """Keys and values in blocks, shared by up to `max_num_seqs` sequences of `capacity_tokens`.
+    """Keys and values in blocks, shared by up to `max_num_seqs` sequences of up to `capacity_tokens`.
 
     blocks: number of blocks; None: as many as one sequence needs. windows: block -> window, maintained by the block
     pool. Memory is reserved at construction and committed on first use.

@@ -1,9 +1,9 @@
-"""Identity of a model file by its content. Cached blocks stay valid if the file is copied or gets new timestamps.
+"""Identify a model file by its content, so that cached blocks stay valid if it is copied or gets new timestamps.
 
 The sampled identity of a file is a hash of its inode, times and size, and of samples of each tensor. It is fast to
-compute, and is used until the SHA-256 of the file is known. Changed content has a different sampled identity, because
-every write changes the ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the cache
-folder with the sampled identity, so that blocks written under this sampled identity stay usable.
+compute, and is used until the file's SHA-256 is known. Changed content has a different sampled identity, because every
+write changes the ctime. The SHA-256 is computed once, in idle time and at low priority, and stored in the cache folder
+with the sampled identity, so that blocks written under this sampled identity stay usable.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 RETRY_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # maximum number of blocks touched before loads from disk; the default context has this many
+READY_BLOCKS = 64  # maximum number of blocks to touch in advance of loads; the default context has this many
 
 MOST_READERS = 4  # maximum number of threads that load blocks
 
@@ -127,7 +127,7 @@ class KVOffload:
 
     @property
     def ready_blocks(self) -> int:
-        # Blocks to touch before loads: page faults can take longer than reading from disk.
+        # Number of blocks to touch in advance of loads, because page faults can take longer than reading from disk.
         return min(self._files.blocks + self.readings.files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
@@ -380,7 +380,7 @@ class BlockMover:
         self._offload = offload
 
     def move(self, plan: Plan) -> None:
-        """Execute the moves of a plan; remove the chunks of sequences whose loads failed."""
+        """Execute a plan's moves; remove from it the chunks of sequences with failed loads."""
         if not plan.moves:
             return
         failed = set[Sequence]()

@@ -42,7 +42,7 @@ class InputBatch:
         self.gated = backend.empty(rows, config.intermediate_size)
         self.last = backend.empty(sampled, hidden)
         self.logits = backend.empty(sampled, config.vocab_size)
-        # Rows that use an adapter. `allocate_adapter_buffers` allocates the arrays for them.
+        # Rows that use an adapter. `allocate_adapter_buffers` allocates the two arrays below.
         self.adapted: tuple[AdaptedRows, ...] = ()
         self.inner: Array | None = None  # concatenated products `A @ x` of several A matrices
         self.up: Array | None = None  # up projection, which is stored only in steps with adapters

@@ -40,7 +40,7 @@ MAX_RANK = 512  # bounds the preallocated memory of a step
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Low-rank update B A of a matrix. `a` (rank, inputs) includes the scale; `b` is (outputs, rank)."""
+    """Low-rank update B A of a matrix. Shapes: `a` (rank, inputs), `b` (outputs, rank). `a` includes the scale."""
 
     a: Weight
     b: Weight
@@ -218,7 +218,7 @@ def _target_filter(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
         layers = [-1]  # no list of layers has this name, so no layer matches
     excluded = _module_matcher("exclude_modules", settings.get("exclude_modules"), none=False)
     if isinstance(targets, str) and targets.lower() == "all-linear":
-        targets = None  # every matrix of a layer; the head is excluded
+        targets = None  # all matrices of the layers, but not the head
     targeted = _module_matcher("target_modules", targets, none=True)
     whole = frozenset(targets) if isinstance(targets, list) else frozenset()
 
@@ -343,7 +343,7 @@ def read_adapter(
     except (ModelFileError, QTensorError) as error:
         raise _adapter_error(path, f"{path.name}: {error}") from None
     except OSError as error:
-        within = Path(str(error.filename or path)).name  # a file within a folder
+        within = Path(str(error.filename or path)).name  # name of a file, possibly within the adapter's folder
         place = path.name if within == path.name else f"{path.name}: {within}"
         raise _adapter_error(path, f"{place} cannot be read: {error.strerror}") from None
 

@@ -27,7 +27,7 @@ CAPTURED_ROWS = MAX_SAMPLED
 
 MAX_CAPTURED_STEPS = 160
 
-# Key of a captured step: rows, sampled rows, and the adapter of all rows.
+# Key of a captured step: number of rows, number of sampled rows, and the adapter that all rows use.
 Shape = tuple[int, int, Adapter | None]
 
 

@@ -1,7 +1,7 @@
 """Migrate the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
 
 A background thread copies each layer and, if requested, packs the copy (rearranges it for the kernels). Between
-steps, the engine replaces the layer with its copy and releases the file's pages, so that at most one layer is in memory
+steps, the engine replaces the layer with its copy and releases its mapped pages, so that at most one layer is in memory
 twice. Results do not change.
 """
 
@@ -87,7 +87,7 @@ class WeightPlacement:
         self.finished.set()
 
     def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
-        """Return `weights` with newly copied layers, or None if there are none. Call between steps."""
+        """Return `weights` with newly copied layers, or None without new copies. Call between steps."""
         if not self._ready:
             return None
         layers = list(weights.layers)

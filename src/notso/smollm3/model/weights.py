@@ -38,7 +38,7 @@ def has_more_bits(layer: int, layers: int) -> bool:
 
 
 def format_in(mix: str, name: str, dimensions: int, layers: int, *, is_tied: bool) -> Format:
-    """Return a tensor's format in a file of type `mix`, such as Q4_K_M or Q8_0. `name` lacks `.weight`."""
+    """Return a tensor's format in a file of type `mix`, such as Q4_K_M or Q8_0. `name` excludes `.weight`."""
     if dimensions == 1:
         return F32
     if mix not in MIXED:
@@ -109,7 +109,7 @@ def interleave_rope_rows(rows: npt.NDArray[Number], head_rows: int) -> npt.NDArr
 
 @dataclass(frozen=True, slots=True)
 class SmolLM3Weights:
-    """All weights; `lm_head` is `embed_tokens` if tied, as in the official files."""
+    """All weights; `lm_head` is `embed_tokens` if they are tied, as in the official files."""
 
     embed_tokens: Weight
     layers: tuple[LayerWeights, ...]

@@ -105,7 +105,7 @@ class Generation:
         if not events and not last:
             return
         with self._condition:
-            if self._finished:  # by another thread, for example one that closes the engine
+            if self._finished:  # finished by another thread, for example by one that closes the engine
                 return
             self._events += events
             self._finished = self._finished or last

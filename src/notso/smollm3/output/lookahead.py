@@ -42,7 +42,7 @@ class Lookahead:
 
 
 def pending_length(text: str, patterns: Iterable[str]) -> int:
-    """Return the length of the longest suffix of `text` that may be the beginning of a pattern."""
+    """Return the length of the longest suffix of `text` that may be a pattern's beginning."""
     longest = 0
     for pattern in patterns:
         for length in range(min(len(text), len(pattern) - 1), longest, -1):

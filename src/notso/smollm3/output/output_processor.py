@@ -1,4 +1,4 @@
-"""Conversion of an answer's tokens to events, and log probabilities of tokens."""
+"""Convert an answer's tokens to events, with their log probabilities."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Streaming separation of reasoning and answer.
+"""Separate reasoning from the answer while streaming.
 
-SmolLM3 writes its reasoning between `<think>` and `</think>`, each a single token. The model may also spell a tag in
-ordinary tokens, omit it, or be cut off within it. Recognized tags are never shown, even if truncated.
+SmolLM3 writes its reasoning between `<think>` and `</think>`, each a single token. A tag may also be spelled in
+ordinary tokens, omitted or truncated. Recognized tags are never shown, even if truncated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streaming parser of tool calls.
+"""Parse tool calls while streaming.
 
 SmolLM3 writes a call as `<tool_call>` JSON `</tool_call>`, with optional newlines inside the tags and ordinary text
 around them. Text between tags that is not a valid call is returned as text.

@@ -46,8 +46,8 @@ class _Node:
     text: str = ""
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
-    missing: int = 0  # number of parts that must have `can_end` before this node gets it
-    can_end: bool = False  # matches some finite text
+    missing: int = 0  # number of parts that must still be marked `can_end` before this node is
+    can_end: bool = False  # whether it matches any finite text
 
 
 class _GbnfTranslator:

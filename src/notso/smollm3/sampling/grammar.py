@@ -61,10 +61,10 @@ JSON_STYLE = {
 
 _DEEP = threading.Lock()
 MAX_COMPILED, MAX_COMPILED_CHARACTERS = 8, 100_000
-"""Maximum number and length of cached grammars."""
+"""Maximum number of cached grammars, and maximum length of each in characters."""
 
 MAX_PLACES = 200
-"""Maximum number of parts of a schema that are tested to find the one that no value satisfies."""
+"""Maximum number of parts of a schema that are tested to find the part that no value satisfies."""
 
 _UNSATISFIABLE = "Unsatisfiable schema"
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
@@ -75,7 +75,7 @@ _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<r
 
 
 class Matcher:
-    """Parser state of one answer in its grammar."""
+    """State of a grammar's parser for one answer."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the length of an ending of up to `most` tokens, or None if none was found."""
+        """Return the length, up to `most`, of a token sequence that completes the answer, or None."""
         limit = self._token_limit()
         return limit.distance(self._matcher, most, self._state)
 
@@ -366,7 +366,7 @@ def _regex_part(source: str) -> Part:
 
 
 def _checked_lark(source: str) -> str:
-    # %json is rejected, because it would bypass the checks of schemas. For the limit of intersections, see
+    # %json is rejected, because it would bypass the checks of schemas. For the limit on intersections, see
     # MAX_INTERSECTED.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:

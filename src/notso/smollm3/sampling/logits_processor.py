@@ -63,7 +63,7 @@ class AnswerEnd:
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)
 
     def restrict(self, logits: Floats, generated: int) -> Floats:
-        """Return logits (V,) with end tokens masked; the same array if none are."""
+        """Return logits (V,) with end tokens masked; the same array if none is masked."""
         masked = self._early if generated < self._min_tokens else self._late
         if not len(masked):
             return logits
@@ -73,5 +73,5 @@ class AnswerEnd:
 
 
 def answer_end_for(params: SamplingParams, own_ends: Collection[int]) -> AnswerEnd | None:
-    """Return the AnswerEnd of a request, or None if not needed."""
+    """Return the AnswerEnd of a request, or None if none is needed."""
     return AnswerEnd(params, own_ends) if params.min_tokens or params.ignore_eos else None

@@ -1,4 +1,4 @@
-"""Index of the words of a text, for finding the bytes that can continue a quotation.
+"""Index the words of a text, to find the bytes that can continue a quotation.
 
 A quotation starts at the beginning of a word, and ends at the end of a word or a punctuation mark. The positions where
 a quotation can start, called places, are sorted by the text that follows them. Places with the same beginning form an
@@ -81,7 +81,7 @@ class Places(NamedTuple):
 
     starts: Ints  # sorted by the text that follows
     shortest: Shorts  # length of the shortest quotation from each start
-    longest: Shorts  # length of the longest
+    longest: Shorts  # length of the longest quotation from each start
     ends: Ints  # ascending
 
 
@@ -280,7 +280,7 @@ class QuoteIndex:
         key = key[order]
         tied = np.zeros(len(order), np.bool_)  # equal to the previous place in all bytes compared so far
         tied[1:] = key[1:] == key[:-1]
-        # Most remaining ties come from repeated text, which is compared in longer blocks.
+        # Most remaining ties come from repeated text, so whole blocks are compared first.
         for depth in range(8, QUOTE_BYTES, BLOCK_BYTES):
             active, group = _tied_groups(tied)
             blocks = self._blocks[begin[order[active]] + depth]

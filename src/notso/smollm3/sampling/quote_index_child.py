@@ -19,7 +19,7 @@ LIMITS = Limits(cpu_s=120, memory_bytes=4096 * MIB, wall_s=600, answer_bytes=512
 
 
 def compute_places(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
-    """Return the places of a text, memory-mapped. Raises ConfinedWorkError."""
+    """Return the memory-mapped places of a text. Raises ConfinedWorkError."""
     request = encode_request(text, limits, barred, escaped=escaped)
     child = ConfinedProcess(["-c", PROGRAM], request, LIMITS)
     try:
@@ -37,7 +37,7 @@ def compute_places(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, e
 
 def main() -> None:
     """Read a request from stdin and write the places to stdout."""
-    # Imports and loads everything before the process is confined.
+    # The first call imports and loads everything that is needed, because a confined process cannot.
     work(encode_request("What is used is loaded before everything is forbidden. " * 40, PROSE, [CLOSE], escaped=True))
     serve_confined(work, LIMITS)
 

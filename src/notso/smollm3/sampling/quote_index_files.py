@@ -1,4 +1,4 @@
-"""Index files for quotations, so that long texts are not indexed again after a restart.
+"""Store the indexes of long texts in files, so that they are not built again after a restart.
 
 A file stores the places of a text (see quote_index), but not the text, and is memory-mapped. It belongs to a pinned
 reading (a named prompt prefix, see block_pool) that contains the text, and is removed with this reading. The file name
@@ -32,7 +32,7 @@ HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Index files in a private folder, which processes can share."""
+    """Index files in a private folder that several processes can share."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder

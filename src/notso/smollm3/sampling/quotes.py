@@ -1,4 +1,4 @@
-"""Quotations in an answer, constrained to match their source verbatim.
+"""Constrain quotations in an answer to match their source verbatim.
 
 `[[2: ` starts a quotation from the second source. Until `]]`, only tokens that continue a passage of this source are
 allowed. A place is a position in a source where a quotation can start (see quote_index).
@@ -49,8 +49,8 @@ LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Approximate maximum number of lookups of tokens with 8 bytes or more, per mask. Afterward, only shorter tokens are
-allowed."""
+"""Approximate maximum number of lookups of tokens with 8 bytes or more, per mask. After these lookups, only shorter
+tokens are allowed."""
 MIN_REMAINING = 48
 """A quotation can start only if at least this many tokens remain."""
 LAST_TOKENS = 8
@@ -205,7 +205,7 @@ class QuotedOutput(StructuredOutput):
         for byte in words:
             self._quote(bytes((byte,)))
         if self._open is None or not len(self._allowed(self._open, np.zeros(self._vocabulary.size, np.float32))):
-            self._open, self._is_half_closed, self._tail = None, False, started[-MARK_BYTES:]  # not a quotation
+            self._open, self._is_half_closed, self._tail = None, False, started[-MARK_BYTES:]  # not inside a quotation
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         if self._open is not None and not in_reasoning:
@@ -335,7 +335,7 @@ class QuoteManager:
         started: str,
         pinned: PinnedReading | None = None,
     ) -> StructuredOutput | None:
-        """Return the constraint of an answer that may quote `sources`."""
+        """Return the constraint on an answer that may quote `sources`."""
         if not sources or (inner is not None and inner.has_grammar):
             return inner
         indices = [self.index(each.text, pinned=pinned) for each in sources]
