@@ -1,6 +1,6 @@
 """Write model files with random weights in SmolLM3's shapes and block formats, for benchmarks and tests.
 
-A full-size model has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32), of the same sizes.
+A full-size model has 326 tensors, with the sizes and formats of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32).
 The tokenizer and chat template are taken from another file; reserved tokens fill the rest of the vocabulary.
 """
 

@@ -126,7 +126,7 @@ class Verification:
 def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress | None = None) -> Verification:
     """Run all checks and store the file's hash for `notso list`. Raises GGUFError or OSError.
 
-    progress: called with "hashing" and bytes of the file, then with "checking" and bytes of tensors.
+    progress: called with "hashing", then with "checking", each with the bytes done and in total.
     """
     path = Path(path)
     report = progress or (lambda what, done, total: None)

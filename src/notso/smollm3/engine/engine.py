@@ -270,7 +270,7 @@ class Engine:
 
     @property
     def weight_placement(self) -> str:
-        """Location of the weights: "mmap", "packed", "hugepages", or the progress of copying."""
+        """Placement of the weights: "mmap", "packed", "hugepages", or the progress of copying."""
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
@@ -564,7 +564,7 @@ class Engine:
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        """Validate and build a request; return a function that submits it, to be called once."""
+        """Validate and build a request; return a function that submits it and may be called once."""
         request = self._request(messages, params, options)
 
         def submit() -> Generation:

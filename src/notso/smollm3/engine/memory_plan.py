@@ -47,8 +47,8 @@ STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 # Memory of the interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
 
-# Part of PROCESS_BYTES that the process may already use when an engine is planned. If it were counted twice, a model
-# for which there is room when the server starts would no longer fit when the server loads it.
+# Part of PROCESS_BYTES that the process may already be using when an engine is planned. If it were counted twice, a
+# model for which there is room when the server starts would no longer fit when the server loads it.
 OWN_BYTES = PROCESS_BYTES // 2
 
 # Caches of at least this size use large pages, and are touched while the engine is idle so that the system allocates
@@ -105,7 +105,7 @@ def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the temporary bytes that the largest step needs."""
+    """Return the bytes of temporary memory that the largest step needs."""
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)

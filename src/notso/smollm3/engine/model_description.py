@@ -61,7 +61,7 @@ def model_info(
     sampling: Mapping[str, float],
     arithmetic: str,
 ) -> ModelInfo:
-    """Return the description of a loaded model."""
+    """Describe a loaded model."""
     stored = file.metadata.get("general.name")
     name = one_line(stored if stored and isinstance(stored, str) else file.path.stem, MAX_NAME_CHARACTERS)
     license_name = file.metadata.get("general.license.name", file.metadata.get("general.license"))

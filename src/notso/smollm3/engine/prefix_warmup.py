@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False)
 class _PendingPrefill:
     # write: renders the prompt and returns the ids to prefill.
-    # spent: tokens of the finished prompt and answer, or of the owner's previous draft, which this prefill replaces.
+    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
     # first_obsolete: index of the first block of `spent` that may be obsolete (not needed for `ids`).
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
@@ -77,7 +77,7 @@ class PrefixWarmup:
         self._mover = mover
         self._pending: deque[_PendingPrefill] = deque()
         self._steps = 0
-        self._served: dict[bytes, int] = {}  # owner with pending work -> last step that served it
+        self._served: dict[bytes, int] = {}  # owner with pending work -> last step that served the owner
         self._drafts: OrderedDict[bytes, _PendingPrefill] = OrderedDict()
         # Salt of an owner -> ids of the owner's last draft (prefilled or not), and where its last turn starts.
         self._last_drafts: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()

@@ -181,7 +181,7 @@ def plan_download(
 
 
 def part_path(file: KnownFile) -> Path:
-    """Return the path of the partial file."""
+    """Return the partial file's path."""
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 

@@ -385,7 +385,7 @@ _writing_ledger = threading.Lock()
 
 
 def store_hash(path: Path, sha256: str) -> None:
-    """Store a hash with the file's path, size and time."""
+    """Store a hash with the file's path, size and modification time."""
     target = _ledger_path()
     # The lock serializes writers in this process only. An entry can be lost if another process writes at the same time,
     # or if the folder is not writable. This is harmless, because a file without an entry is hashed again.

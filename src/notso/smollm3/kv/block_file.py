@@ -143,7 +143,7 @@ def read_block(path: Path, name: BlockName, cache_version: bytes, content: Seque
 
 
 def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes: int) -> list[int]:
-    """Return the tokens of a block without verifying its checksum. Raises OSError or DamagedBlockError."""
+    """Return a block's tokens without verifying its checksum. Raises OSError or DamagedBlockError."""
     with _open_file(path) as file:
         return array("i", _read_header(file, name, cache_version, content_bytes)[1]).tolist()
 

@@ -140,8 +140,8 @@ class KVCache:
         )
         self._windows = windows
         self._used = -1  # highest block used so far
-        self._touched = -1  # blocks up to this one have memory
-        self._touched_layers = 0  # number of layers in which the next block has memory
+        self._touched = -1  # all blocks up to this one have been touched
+        self._touched_layers = 0  # number of layers in which the next block has been touched
 
     @property
     def nbytes(self) -> int:

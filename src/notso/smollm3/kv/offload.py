@@ -380,7 +380,7 @@ class BlockMover:
         self._offload = offload
 
     def move(self, plan: Plan) -> None:
-        """Execute a plan's moves; remove from it the chunks of sequences with failed loads."""
+        """Execute a plan's moves; remove the plan's chunks of sequences with failed loads."""
         if not plan.moves:
             return
         failed = set[Sequence]()

@@ -87,7 +87,7 @@ class WeightPlacement:
         self.finished.set()
 
     def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
-        """Return `weights` with newly copied layers, or None without new copies. Call between steps."""
+        """Return `weights` with newly copied layers, or None if there are none. Must be called between steps."""
         if not self._ready:
             return None
         layers = list(weights.layers)

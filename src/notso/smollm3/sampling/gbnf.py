@@ -1,5 +1,7 @@
 """Translate GBNF grammars (llama.cpp's notation) to Lark.
 
+A GBNF grammar:
+
     root ::= "yes" | "no" [.!]?
 
 Each character becomes a separate terminal. GBNF has no lexer, but llguidance (the grammar library) has one, which

@@ -88,7 +88,8 @@ class Matcher:
         tags: Sequence[int] = (),
         limit: Callable[[], TokenLimit],
     ) -> None:
-        # is_json: whether the answer is JSON or tool calls. It becomes True at a token of `tags`, which begins a call.
+        # is_json: whether the answer is JSON or tool calls. It becomes True at a token of `tags`, because such a token
+        # begins a call.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -155,7 +156,7 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the length, up to `most`, of a token sequence that completes the answer, or None."""
+        """Return the length, up to `most`, of a token sequence that completes the answer, or None if none was found."""
         limit = self._token_limit()
         return limit.distance(self._matcher, most, self._state)
 

@@ -73,5 +73,5 @@ class AnswerEnd:
 
 
 def answer_end_for(params: SamplingParams, own_ends: Collection[int]) -> AnswerEnd | None:
-    """Return the AnswerEnd of a request, or None if none is needed."""
+    """Return a request's AnswerEnd, or None if none is needed."""
     return AnswerEnd(params, own_ends) if params.min_tokens or params.ignore_eos else None

@@ -37,7 +37,7 @@ def compute_places(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, e
 
 def main() -> None:
     """Read a request from stdin and write the places to stdout."""
-    # The first call imports and loads everything that is needed, because a confined process cannot.
+    # The first call imports and loads everything that is needed, because a confined process cannot do so.
     work(encode_request("What is used is loaded before everything is forbidden. " * 40, PROSE, [CLOSE], escaped=True))
     serve_confined(work, LIMITS)
 

@@ -5,7 +5,7 @@ other models use the same format: JSON with `name`, `source`, `shape` (layers, h
 case has either `ids` or `text` (without control tokens), and any of:
 
     means: the mean logit at each position
-    logits: list of runs; a run has the logits (`values`) of consecutive token ids, starting at `first`, at `position`
+    logits: list of runs; a run has the logits at `position` (`values`) of consecutive token ids, starting at `first`
     continuation: ids or text that greedy decoding must produce next
 """
 
@@ -131,8 +131,8 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
 
 
 def _deviation(values: Floats) -> float:
-    # If all values are equal, returns a tiny number instead of zero, by which errors are divided. Any difference then
-    # fails the check.
+    # Errors are divided by the result, which must not be zero. If all values are equal, it is a tiny number, with which
+    # any difference fails the check.
     return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 

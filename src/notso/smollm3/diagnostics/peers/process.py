@@ -75,7 +75,7 @@ class PeerProcess:
             raise EngineError(f"{self.name} could not run: {', '.join(kind for kind, _, _ in sorted(failed))}")
 
     def measure(self, task: Task) -> list[float]:
-        """Return each step's seconds. Raises EngineError."""
+        """Return the duration of each step in seconds. Raises EngineError."""
         return self._measure(task, self._chosen.get(task, 0))
 
     def configuration(self, task: Task) -> str:
