@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _PendingPrefill:
-    # write: renders the prompt and returns the ids to prefill.
+    # write: returns the ids to prefill; after an answer, it renders them.
     # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft.
     # first_obsolete: index of the first block of `spent` that may be obsolete (not needed for `ids`).
     # prompt: prompt of the finished answer; None for a draft.
