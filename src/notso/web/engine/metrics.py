@@ -1,7 +1,8 @@
-"""Prometheus metrics, named as in vLLM (but with the prefix `notso`) and as in llama.cpp, so that existing dashboards
-can be reused.
+"""Export Prometheus metrics under vLLM's names (with the prefix `notso_`) and llama.cpp's names, so that existing
+dashboards can be reused.
 
-Apart from the names and number of adapters, label values are from fixed sets: no addresses, user names or user text.
+Apart from the names and the number of adapters, label values come from fixed sets. Labels contain no addresses, user
+names or user text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from notso.smollm3 import EngineStats, FinishReason, ModelInfo, Usage, process_m
 from notso.web.engine.host import EngineHost
 from notso.web.engine.model_names import adapter_id, adapter_names
 
-FIRST_ESTIMATE_SECONDS = 10.0  # assumed seconds per answer before the first answer has been measured
+FIRST_ESTIMATE_SECONDS = 10.0  # assumed mean until the first answer has been measured
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -26,7 +27,7 @@ _TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5,
 
 
 class Metrics:
-    """Request counters and histograms, and engine statistics read at collection time."""
+    """Counters and histograms of requests. Engine statistics are read when the metrics are collected."""
 
     def __init__(self, engine: EngineHost) -> None:
         self._generations = 0
@@ -67,7 +68,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record a finished answer; ignore a failed one (no usage or finish reason)."""
+        """Record a finished answer. A failed one has no usage or finish reason, and is ignored."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":
@@ -92,11 +93,11 @@ class Metrics:
 
     @property
     def mean_generation_seconds(self) -> float:
-        """Mean seconds per answer, excluding queue time; an assumed value before the first answer."""
+        """Mean seconds per answer, excluding queue time. FIRST_ESTIMATE_SECONDS before the first answer."""
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        # route: the path template, because each distinct path would create a new time series.
+        # `route` is the path template, because with actual paths, each one would create its own time series.
         self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
@@ -117,7 +118,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500  # recorded if no response starts
+        status = 500  # recorded if the request fails before its response starts
 
         async def send_noted(message: Message) -> None:
             nonlocal status
@@ -175,8 +176,8 @@ class _EngineCollector(Collector):
         yield from _llama_cpp_metrics(stats)
 
     def _adapters(self, info: ModelInfo) -> Metric:
-        # As in the model server protocol of Kubernetes' Gateway API Inference Extension. Adapters never wait, and
-        # naming an adapter does not load it, so `max_lora` is the number of loaded adapters.
+        # Defined by the model server protocol of Kubernetes' Gateway API Inference Extension. A request cannot cause an
+        # adapter to be loaded, so no adapter is ever waiting, and `max_lora` is the number of loaded adapters.
         names = [adapter_id(info, name) for name in adapter_names(self._engine.default)]
         labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         help = "LoRA adapters that requests can use; the value is the current Unix time."
@@ -186,7 +187,7 @@ class _EngineCollector(Collector):
 
 
 def _llama_cpp_metrics(stats: EngineStats) -> Iterator[Metric]:
-    # Yields engine statistics under llama.cpp's names.
+    # Yield engine statistics under llama.cpp's names.
     counters = (
         ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens_total - stats.cached_tokens_total),
         ("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total),

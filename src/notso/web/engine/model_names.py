@@ -1,4 +1,4 @@
-"""Model names: resolves the names of models and adapters in requests and chats, and lists the available ones."""
+"""Resolve the names of models and adapters in requests and chats, and list the available names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from notso.web.values.wording import ordinal, translated, words
 
 FAMILY = "smollm3"
 """Name that selects the default model, whatever its size, unless an installed file has this name."""
-# Names that select the default model, like FAMILY. InferenceClient of huggingface_hub sends `dummy` if it was created
-# with only a URL, as documented for local servers; the documentation of TGI uses `tgi` with all clients.
+# Other names that select the default model. huggingface_hub's InferenceClient sends `dummy` if it was created with only
+# a URL, as its documentation shows for local servers. TGI's documentation uses `tgi` with all clients.
 PLACEHOLDERS = frozenset({"dummy", "tgi"})
 LATEST = ":latest"
 """Tag that Ollama's clients append to names without a tag."""
@@ -26,7 +26,7 @@ LATEST = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    model: str | None = None  # key of a ServedModel; None: the default at the time of use
+    model: str | None = None  # key of a ServedModel, or None for the model that is the default at the time of use
     adapter: str | None = None
 
 
@@ -49,7 +49,7 @@ def accepted_names(info: ModelInfo) -> frozenset[str]:
 
 
 def listed_names(installed: InstalledModel) -> frozenset[str]:
-    """Return a file's stem and its name in listings, both normalized."""
+    """Return the normalized names of an installed model: its name in listings and the stem of its file."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 
@@ -62,16 +62,16 @@ def reported_model_info(host: EngineHost, choice: ModelChoice, info: ModelInfo) 
 
 def adapter_names(served: ServedModel) -> list[str]:
     """Return the names of a model's adapters, even while the model is unloaded. Thread-safe."""
-    if (engine := served.engine) is not None:  # read once, because the event loop may unload the model
+    if (engine := served.engine) is not None:  # read once, because the event loop may unload the model meanwhile
         return list(engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
 
 
 async def find_model(host: EngineHost, registry: ModelRegistry | None, requested: str | None) -> ModelChoice | None:
     """Resolve a name of the form `model`, `adapter` or `model:adapter`. Return None if unknown."""
-    # The order of candidates: the default model, its adapters, installed files and their adapters, former default
-    # models and their adapters, the family name and the placeholders. Exception: an installed file precedes the
-    # default model's adapter of the same name.
+    # Candidates are tried in this order: the default model, its adapters, installed files and their adapters, former
+    # default models and their adapters, the family name and the placeholders. However, if an installed file and an
+    # adapter of the default model have the same name, the file is selected.
     if not requested:  # some programs send an empty name if none is configured
         return ModelChoice()
     name = requested.lower()
@@ -84,7 +84,7 @@ async def find_model(host: EngineHost, registry: ModelRegistry | None, requested
     if not colon or base == FAMILY or base in default_names:
         adapter = _match_adapter(last, adapter_names(host.default))
         if adapter is not None and name != FAMILY and not await _is_installed(host, registry, name):
-            # Return the model's key, because None would select the adapter in another model after the default changes.
+            # Return the model's key: None would refer to a different model after the default has changed.
             return ModelChoice(host.default.key, adapter)
     found = await _find_installed(host, registry, name) if registry is not None else None
     return ModelChoice() if found is None and name in {FAMILY, *PLACEHOLDERS} else found
@@ -132,7 +132,7 @@ def register_installed(host: EngineHost, registry: ModelRegistry, installed: Ins
 
 
 def other_installed_models(host: EngineHost, registry: ModelRegistry) -> list[InstalledModel]:
-    """List the installed SmolLM3 files, except the default model's. Blocks."""
+    """List the installed SmolLM3 files, except the default model's file. Blocks."""
     inventory = scan_models(None, registry.folder)
     default = host.default.path
     return [each for each in inventory.installed if each.model.is_smollm3 and each.model.path.resolve() != default]
@@ -159,7 +159,7 @@ class ModelFacts:
 
     @property
     def layers_without_rope(self) -> str:
-        """Layers, counted from 1: `every 4th (9 of 36)` or, if unevenly spaced, `2, 3, 7 (3 of 36)`."""
+        """List the layers, counted from 1: `every 4th (9 of 36)` or, if unevenly spaced, `2, 3, 7 (3 of 36)`."""
         layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
         steps = {after - before for before, after in itertools.pairwise(layers)}
         numbers = ", ".join(map(str, layers))
@@ -184,7 +184,7 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 
 async def resolve_model_choice(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
-    """Resolve a chat's model name. Raises Problem if unknown, or if the selected default model failed to load."""
+    """Resolve a chat's model name. Raises Problem if it is unknown or selects a default model that failed to load."""
     if name is not None:
         await host.wait_for_first_load()
     choice = await find_model(host, registry, name)

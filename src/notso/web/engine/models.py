@@ -1,4 +1,4 @@
-"""Model files on this machine, which clients select by keys instead of paths, and the operator's adapter files."""
+"""List the model files on this machine, which clients select by key instead of path, and the operator's adapters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AdapterFile:
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """List the adapters at the top level of a folder; none if unreadable. Blocks."""
+    """List the adapters at the top level of a folder, or none if it is unreadable. Blocks."""
     if folder is None:
         return []
     try:
@@ -59,7 +59,7 @@ def adapter_name(path: Path) -> str:
 
 
 def resolve_within(folder: Path, name: str) -> Path | None:
-    """Resolve a path in `folder`. Return None if it is invalid or leads outside, even through links."""
+    """Resolve a path in `folder`. Return None if it is invalid or leads outside `folder`, even through links."""
     try:
         root, path = folder.resolve(), (folder / name).resolve()
     except (OSError, ValueError):
@@ -68,14 +68,14 @@ def resolve_within(folder: Path, name: str) -> Path | None:
 
 
 ModelLoader = Callable[[Path | None], ChatEngine]
-"""Function that loads a model file, or the demo model for None. Blocks; raises NotsoError."""
+"""Function that loads a model file or, for None, the demo model. Blocks. Raises NotsoError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
 """Like ModelLoader, but loads the model while other engines stay loaded. The second argument is their planned memory in
 bytes. Raises OutOfMemoryError if too little memory remains."""
 
 FileCheck = Callable[[Path | None], None]
-"""Function that checks the headers of a model file. Raises NotsoError if the model cannot run."""
+"""Function that checks the header of a model file. Raises NotsoError if the model cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Inventory:
         return next((each for each in self.installed if each.key == key), None)
 
     def search(self, name: str) -> list[InstalledModel]:
-        """Return the models with this name, or else the models whose name or key contains it."""
+        """Return the models with this name. If there are none, return those with a name or key that contains it."""
         query = name.casefold().strip()
         found = [each for each in self.installed if query and query in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == query] or found
@@ -123,7 +123,7 @@ class Inventory:
 def scan_models(info: ModelInfo | None, folder: Path | None) -> Inventory:
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
-        if is_unicode(model.path):  # other paths cannot be part of pages and responses
+        if is_unicode(model.path):  # a path that is not Unicode cannot appear in a page or response
             models.setdefault(model.path.resolve(), model)  # links in several folders may lead to the same file
     in_use = Path(info.path).resolve() if info is not None and info.path else None
     installed = tuple(InstalledModel(_key(model), model, path == in_use) for path, model in models.items())

@@ -27,7 +27,7 @@ class Request:
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     options: RequestOptions = field(default_factory=RequestOptions)
-    model: str | None = None  # key of a ServedModel; None: the default
+    model: str | None = None  # key of a ServedModel, or None for the default model
 
 
 class Generation(Protocol):
@@ -40,7 +40,7 @@ class Generation(Protocol):
         """Return the available events from index `after` on. Never blocks."""
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Yield all events from index `after` on; block between them."""
+        """Yield all events from index `after` on. Blocks until each event is available."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
         """Call `notify` on every change, and at once if events are already available. `notify` must not block."""
@@ -85,12 +85,12 @@ class ChatEngine(Protocol):
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """While the engine is idle, prefill an unsent prompt. Raises the errors of `submit`."""
+        """Prefill a prompt that has not been sent, while the engine is idle. Raises the same errors as `submit`."""
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return token ids. `special`: parse control tokens."""
+        """Return token ids. `special`: whether to parse control tokens."""
 
     def detokenize(self, ids: Sequence[int]) -> str: ...
 
@@ -110,7 +110,7 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return a receipt for verifying an answer. Raises the errors of `submit`.
+        """Return a receipt for verifying an answer. Raises the same errors as `submit`.
 
         `params` must contain the answer's seed, and `options.replay` the answer's tokens.
         """
@@ -130,7 +130,7 @@ class ChatEngine(Protocol):
 
 
 EngineSource = Callable[[], ChatEngine]
-"""Function that loads an engine. May raise NotsoError. It blocks, so it is called in a separate thread."""
+"""Function that loads an engine. Raises NotsoError. It blocks, so it is called in a separate thread."""
 
 
 @runtime_checkable

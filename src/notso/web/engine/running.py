@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-A request whose owner has a quota first reserves tokens, at most as many as it can use.
+If the owner has a quota, a request first reserves tokens, up to the number that it can use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quotas(Protocol):
     def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, uses: Sequence[MaxTokenUse]) -> list[Reservation]:
-        """Reserve tokens for each request, at most its maximum use. Raises QuotaError or StorageError."""
+        """Reserve tokens for each request, up to its maximum use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
         """Return whether the quota allows a prompt of this length and one answer token."""
@@ -47,7 +47,7 @@ class Quotas(Protocol):
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None: ...
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Free reservations of requests that never started."""
+        """Free the reservations of requests that never started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Submissions:
 
 
 LARGE_PROMPT = 4 << 20
-"""Size above which a prompt counts as large: characters in the `repr` of messages and tools."""
+"""Number of characters in the `repr` of messages and tools above which a prompt counts as large."""
 
 
 def count_prompt(engine: ChatEngine, messages: Sequence[Message], options: RequestOptions) -> int:
@@ -128,7 +128,7 @@ Submitter = Callable[[ChatEngine], Iterable[Generation]]
 Submissions object, so that the number of tokens to reserve can be computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
-"""The finish reason of a failed generation is None."""
+"""Function that is called when a generation ends. The finish reason is None if the generation failed."""
 
 MOST_AT_ONCE = 32
 """Maximum number of events per batch, so that a reader that is catching up does not block the event loop."""
@@ -148,7 +148,7 @@ class CallbackQueue:
             self._due.append(callback)
             if len(self._due) > 1:
                 return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # raised if the loop is closed
             loop.call_soon_threadsafe(self._run_due)
 
     def _run_due(self) -> None:
@@ -210,10 +210,10 @@ class RunningRequest:
     async def load(self, model: str | None = None) -> ChatEngine | None:
         """Wait until a model is loaded, and keep it loaded until `close`.
 
-        Returns None if stopped meanwhile. Raises ModelError if loading fails.
+        Returns None if the request is stopped meanwhile. Raises ModelError if loading fails.
         """
         host = self._requests.host
-        if self._served is not None and self._served.engine is None:  # for example, after a GPU failure
+        if self._served is not None and self._served.engine is None:  # unloaded, for example after a GPU failure
             self._release_model()
         if self._served is None:
             host.allow_retry(model)
@@ -228,7 +228,7 @@ class RunningRequest:
     async def begin(self, submit: Submitter, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
         """Submit to the engine of `model`, unless the request is stopped meanwhile.
 
-        Raises the errors of `submit`, `load` and `reserve`.
+        Raises the same errors as `submit`, `load` and `reserve`.
         """
         try:
             off_loop = off_loop or self._requests.host.submitters.run
@@ -282,7 +282,7 @@ class RunningRequest:
     ) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield (choice number, new events) until the end, and (0, []) after `silence_s` seconds without events.
 
-        Reads are at least `pace_s` seconds apart; each can yield several batches. Several readers may iterate.
+        Reads are at least `pace_s` seconds apart; each can yield several batches. Concurrent readers are allowed.
         """
         has_events = asyncio.Event()
         self._readers.add(has_events)
@@ -316,7 +316,7 @@ class RunningRequest:
             self._readers.discard(has_events)
 
     def stop(self, by: Literal["", "client", "user"] = "") -> None:
-        """Stop the request. `by`: who requested the stop; if set, the text so far counts as the answer."""
+        """Stop the request. `by`: the origin of the stop; if set, the text so far counts as the answer."""
         self.stopped_by = self.stopped_by or by
         self._stopped = True  # set before the loop below; `_submit` stops the generations that it adds later
         self._wake_loader()
@@ -375,7 +375,7 @@ class RunningRequest:
             self._requests.wakes.wake(self._loop, self._follow_generations)
 
     def _on_write(self) -> None:
-        # The engine calls this in its thread after each write. The event loop is woken only if a reader waits for
+        # The engine calls this in its thread after each write. The event loop is woken only if a reader is waiting for
         # events.
         if self._reader_waits:
             self._reader_waits = False
@@ -386,7 +386,7 @@ class RunningRequest:
         for has_events in self._readers:
             has_events.set()
         if not self._readers and not self.finished:
-            self._reader_waits = True  # there is no reader, but the end of the generation must still be handled
+            self._reader_waits = True  # even without a reader, the end of the generation must be handled
 
     def _wake_loader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -403,7 +403,7 @@ class RunningRequest:
                 if self._requests.quotas is not None:
                     reservation = self._reserved[number] if number < len(self._reserved) else None
                     self._requests.quotas.ended(self.owner, usage, reservation)
-                # The context saved when the request was opened (or by `use_current_context`) contains the request id.
+                # Run the callbacks in the saved context, because it contains the request id.
                 for callback in self._requests.at_end:
                     self._context.run(callback, usage, reason)
                 if reason is not None and self._on_end is not None:
@@ -443,7 +443,7 @@ def _reached_limit(submission: Submission, usage: Usage) -> str:
 
 
 class RunningRequests:
-    """All open requests and the limit on waiting ones. Use on the event loop."""
+    """All open requests, and the limit on those that are waiting. Use on the event loop."""
 
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host

@@ -1,6 +1,6 @@
-"""Connection of a front end to its engine: HTTP calls, and one HTTP response that streams the events of all answers.
+"""Connect a front end to its engine, through HTTP calls and one HTTP response that streams the events of all answers.
 
-A thread reads the stream. If the stream breaks, the thread opens it again and continues each answer after the last
+A thread reads the stream. If the stream breaks, the thread opens a new one, which continues each answer after the last
 event received. After LOST_SECONDS without a stream, or at once if a retry cannot help, the engine is considered lost
 and all answers end with an error.
 """
@@ -47,7 +47,7 @@ T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 logger = logging.getLogger("notso.web.engine")
 
 WIRE_PATH = "/engine/v1"
-"""Path of the engine API. The number in it changes when the wire format becomes incompatible."""
+"""Path of the engine API. Its number changes with every incompatible change of the wire format."""
 CONNECT_SECONDS = 3.0
 CALL_SECONDS = 120.0
 """Timeout of a call, long enough for the engine to load a model first."""
@@ -63,7 +63,7 @@ results are the token ids of long prompts."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
-"""A connection that was idle for longer is not reused, because the server may close it at any moment."""
+"""A connection that has been idle for longer is not reused, because the server may close it at any moment."""
 FAILURES = (OSError, http.client.HTTPException)
 
 
@@ -73,7 +73,7 @@ class FrontEndRefusedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    # Sent by the engine with the stream.
+    # The status that the engine sends in the stream.
     state: str = "loading"  # EngineState of the default model, or `stopping`
     failure: str = ""
     info: ModelInfo | None = None
@@ -93,7 +93,7 @@ class About:
 class _OpenAnswer:
     generation: Generation
     events: int = 0
-    accepted_by: Any = None  # id of the engine's session
+    accepted_by: Any = None  # id of the engine's session that accepted the answer
 
 
 class EngineLink:
@@ -115,7 +115,7 @@ class EngineLink:
         self._in_use: set[http.client.HTTPConnection] = set()
         self._stream: socket.socket | None = None
         self._resumed: frozenset[int] = frozenset()  # answers that the stream continues
-        self._streamed_by: Any = None  # id of the engine's session; None until the first line of the stream
+        self._streamed_by: Any = None  # id of the engine's session; None until the stream's first line arrives
         self._steering: queue.Queue[tuple[str, int, socket.socket | None] | None] = queue.Queue()
         self._changed = threading.Condition()
         self._closed = False
@@ -162,7 +162,7 @@ class EngineLink:
         return "it is stopping" if self.about.state == "stopping" else self.about.failure or "it has exited"
 
     def begin(self, body: Mapping[str, Any]) -> Generation:
-        """Start an answer. Raises the errors of `call`."""
+        """Start an answer. Raises the same errors as `call`."""
         with self._changed:
             number = self._last = self._last + 1
             generation = Generation(lambda: self._on_steering_requested(number))
@@ -171,9 +171,9 @@ class EngineLink:
             entry.accepted_by = self.call("submit", {**body, "session": self._session, "number": number})
         except BaseException:
             self._open.pop(number, None)
-            self._steer("stop", number)  # the engine may have received the request, even if the call failed
+            self._steer("stop", number)  # the engine may have received the request, although the call failed
             raise
-        self._end_lost_answers()  # a restarted engine may have opened the stream meanwhile
+        self._end_lost_answers()  # meanwhile, a new stream from a restarted engine may have been opened
         return generation
 
     def end_all(self) -> None:
@@ -183,7 +183,7 @@ class EngineLink:
         self._end_all_answers("the engine was closed")
 
     def _on_steering_requested(self, number: int) -> None:
-        # This runs in the thread that calls `stop` or `answer_now`, and must not block it.
+        # This runs in the thread that calls the generation's `stop` or `answer_now`, and must not block it.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -192,7 +192,8 @@ class EngineLink:
                 self._steer("answer_now", number)
 
     def _steer(self, kind: str, number: int) -> None:
-        # The stream is recorded before the command is sent, because a stream that is opened later repeats the command.
+        # The current stream is queued with the command, and is cut if sending fails. A later stream need not be cut,
+        # because the request that opened it has repeated the command.
         self._steering.put((kind, number, self._stream))
 
     def _send_steering(self) -> None:
@@ -214,8 +215,8 @@ class EngineLink:
             try:
                 self._send(connection, name, data)
             except ConnectionError:
-                # The engine may have closed a reused connection. It cannot have executed an incomplete request, so send
-                # it again.
+                # The engine may have closed a reused connection. An incomplete request cannot have been executed, so it
+                # can be sent again.
                 if is_fresh or self._closed:
                     raise
                 connection.close()
@@ -255,7 +256,7 @@ class EngineLink:
                 raise TimeoutError
         if response.length:  # read1 does not raise an error if the connection breaks
             raise http.client.IncompleteRead(bytes(body), response.length)
-        response.close()  # read1 leaves the response open, which would block the connection
+        response.close()  # read1 leaves the response open, which would prevent reuse of the connection
         self._raise_for_status(response)
         if not body:  # http.client accepts truncated headers, even without Content-Length
             raise http.client.IncompleteRead(b"")
@@ -302,7 +303,7 @@ class EngineLink:
             404: "has no engine API: start it with --engine-api, and use the same release on both servers",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
-        kind = EngineUnavailableError if response.status >= 500 else EngineError  # such as 502 of a proxy
+        kind = EngineUnavailableError if response.status >= 500 else EngineError  # for example, 502 from a proxy
         raise (FrontEndRefusedError if response.status in (401, 404, 421) else kind)(f"{self.name} {reason}")
 
     def _stream_events(self) -> None:
@@ -333,7 +334,7 @@ class EngineLink:
     def _read_lines(self) -> Iterator[dict[str, Any]]:
         # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
-        self._stream = connection.sock  # set before the commands are read, so that none is missed
+        self._stream = connection.sock  # set before `body` collects the commands, so that none is missed
         try:
             with self._changed:
                 open_now, last = sorted(self._open.items()), self._last
@@ -372,7 +373,7 @@ class EngineLink:
             raise EngineError(error_from_wire(line["error"]).sentence)
         if "known" in line:
             with self._changed:
-                self._streamed_by = line.get("id", True)  # older releases send no id, and `submit` returns True
+                self._streamed_by = line.get("id", True)  # older releases send no id, and their `submit` returns True
             self._end_lost_answers(self._resumed.difference(line["known"]))
         if "stats" in line:
             self.stats = validate_numbers(from_wire(EngineStats, line["stats"]))
@@ -417,7 +418,9 @@ class EngineLink:
             self._end_all_answers(problem)
 
     def _end_lost_answers(self, unknown: frozenset[int] = frozenset()) -> None:
-        with self._changed:  # until `_streamed_by` is reset, which requires this lock, no new session accepts answers
+        # A restarted engine accepts answers only once the stream has been opened again. Before that, `_streamed_by` is
+        # reset under this lock, so an answer accepted by the new session is never compared with the old id.
+        with self._changed:
             lost = {
                 number
                 for number, each in list(self._open.items())
@@ -435,7 +438,7 @@ class EngineLink:
 
 
 def _cut(connection: socket.socket | None) -> None:
-    # SSLSocket.shutdown would first end the encryption: another thread that is sending would send unencrypted data.
+    # Not SSLSocket.shutdown: it would end the encryption first, and another thread could then send unencrypted data.
     if connection is not None:
         with contextlib.suppress(OSError):  # already closed
             socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -459,7 +462,7 @@ def validate_numbers(value: T) -> T:
     """Return `value`. Raises ValueError if a number in it is negative, NaN or too large."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
-        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails this test, too
+        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # also rejects NaN
             raise ValueError(f"{field_.name} is not a count")
     return value
 
@@ -477,7 +480,7 @@ def _validate_event(event: Event) -> Event:
         raise ValueError("an invalid position or count")
     calls = [call for call in (event.tool_call, event.begun_call) if call is not None]
     for text in (event.text, event.stop or "", *(part for call in calls for part in (call.id, call.name))):
-        text.encode()  # raises for a lone surrogate
+        text.encode()  # raises ValueError for a lone surrogate
     for call in calls:
         call.arguments.encode()
     return event
@@ -498,7 +501,7 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         # Unlike json.dumps, this lets other threads run, and does not escape non-ASCII characters. An escaped body
         # could exceed the size limit.
         return json_bytes(body, allow_nan=True)
-    except UnicodeEncodeError:  # a lone surrogate: the engine returns an error for it
+    except UnicodeEncodeError:  # the text contains a lone surrogate, for which the engine returns an error
         return json.dumps(body).encode()
 
 

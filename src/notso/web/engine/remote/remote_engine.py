@@ -84,7 +84,7 @@ def _is_same(info: ModelInfo | None, other: ModelInfo) -> bool:
 
 
 class RemoteAdapters:
-    """Adapters of a remote engine. They can be loaded and unloaded only there."""
+    """Adapters of a remote engine. They can be loaded and unloaded only on its server."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -104,7 +104,7 @@ class RemoteAdapters:
 def _remote(
     method: Callable[Concatenate[Any, P], T], *, check: Callable[[Any], T] = lambda result: result
 ) -> Callable[Concatenate[RemoteEngine, P], T]:
-    # Turns a method of ChatEngine into one that calls the other server's engine.
+    # Turn a method of ChatEngine into one that calls the other server's engine.
     name = method.__name__
 
     def call(self: RemoteEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -125,7 +125,7 @@ def _validate_count(count: int) -> int:
 
 
 class RemoteEngine:
-    """ChatEngine that uses an EngineLink. Raises EngineError if the engine is unreachable."""
+    """ChatEngine that uses an EngineLink. Methods raise EngineError if the engine is unreachable."""
 
     # While the link is up, `stats` is at most about a second old.
 
@@ -184,7 +184,7 @@ class RemoteEngine:
     def close(self) -> None:
         """End running answers and calls."""
         self._closed = True
-        # If this engine was lost, another RemoteEngine, whose answers must not be ended, now uses the link.
+        # If this engine was lost, the link may now be used by another RemoteEngine, and its answers must not be ended.
         if not self._lost:
             self._link.end_all()
 

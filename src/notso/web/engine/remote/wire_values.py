@@ -1,7 +1,7 @@
-"""JSON serialization of the values that a front end and an engine exchange, derived from their type hints.
+"""Convert the values that a front end and an engine exchange to and from JSON, based on their type hints.
 
-Fields that have their default value are omitted. NaN is sent as Python's json module writes it. This is not valid JSON,
-but both ends use that module.
+Fields that have their default value are omitted. NaN is written in the format of Python's json module. This is not
+valid JSON, but both ends use that module.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    # `repr` is compared, too, because 1 and 1.0 are equal, but must not replace each other.
+    # `repr` is compared, too, because 1 and 1.0 are equal, but one must not replace the other.
     if value is default:
         return True
     return not is_dataclass(value) and bool(value == default) and repr(value) == repr(default)
@@ -231,7 +231,8 @@ def _dataclass(kind: type) -> Converter:
         if not isinstance(value, dict) or not value.keys() <= field_types.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            # A recursive type needs its own converter, which does not exist until `_dataclass` has returned.
+            # Converters are looked up only now, because a recursive type needs its own converter, which does not exist
+            # until `_dataclass` has returned.
             return kind(**{name: _converter(field_types[name])(each) for name, each in value.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
