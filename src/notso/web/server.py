@@ -35,11 +35,11 @@ SWITCH_SECONDS = 0.0005
 thread to release the GIL, so pages spend most of their time waiting."""
 DATE_SECONDS = 1.0
 IDLE_SECONDS = 125
-"""Time for which idle connections are kept. It must exceed the idle timeouts of clients (httpx and Node: 5 s) and
+"""How long idle connections are kept open. This must exceed the idle timeouts of clients (httpx and Node: 5 s) and
 proxies (Caddy: 120 s). Otherwise, a request that arrives while the server closes the connection fails."""
 LAST_RESORT_SECONDS = 4.5
-"""A hanging process is killed this long after the drain period or a second signal. Acknowledged data is already on
-disk. The process exits within 5 s, including the time to print tracebacks."""
+"""If the process hangs, it is killed this long after the end of the drain period or after a second signal. Data that
+was acknowledged is already on disk. Including the time to print tracebacks, the process exits within 5 s."""
 
 
 def serve(
@@ -163,7 +163,7 @@ class ChatServer(uvicorn.Server):
         except BaseException:
             await shared.store.close()
             raise
-        await super().startup([])  # without sockets, on which uvicorn would accept any number of clients
+        await super().startup([])  # no sockets, because uvicorn would accept any number of clients on them
         self._connection_limiter.open(sockets or [], self._create_connection)
         if self._on_ready is not None:
             self._on_ready(self._address)
@@ -270,7 +270,7 @@ class LogRateLimit(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> (start of its window, records in it)
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> (start of its window, record count)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.split(".", 1)[0] not in CAUSED_BY_CLIENTS:
@@ -288,7 +288,7 @@ class LogRateLimit(logging.Filter):
 
 
 def limit_log_rate() -> None:
-    # A logger's filter does not apply to records of its children, so the filter is added to the handlers.
+    # A logger's filter does not apply to the records of child loggers, so the filter is added to the handlers.
     for name in ("", *CAUSED_BY_CLIENTS):
         for handler in logging.getLogger(name).handlers:
             if not any(isinstance(each, LogRateLimit) for each in handler.filters):

@@ -29,8 +29,8 @@ class SharedServices:
     leases: LeaseKeeper | None = None  # sends heartbeats to the database; `leases.failing` is true while they fail
     # Queue for page forms, separate from `large_work` so that API requests do not delay pages.
     forms: WorkQueue = field(default_factory=lambda: WorkQueue("notso-form"))
-    # Parsing of documents in requests. A parser may need a minute and 1 GiB of memory, and occupies a thread of
-    # asyncio's default executor.
+    # Queue for parsing documents in requests. Few run at once, because each may take a minute and 1 GiB of memory,
+    # and occupies a thread of asyncio's default executor.
     documents: WorkQueue = field(default_factory=lambda: WorkQueue("notso-documents", at_once=2))
     exchange: Exchange = field(default_factory=LocalExchange)  # messages between servers that share the database
     leaving: bool = False  # while true, /health fails, so that proxies send no more requests

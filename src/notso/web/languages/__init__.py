@@ -1,1 +1,1 @@
-"""Strings of the pages: a table for each language."""
+"""Strings of the pages, in a table for each language."""

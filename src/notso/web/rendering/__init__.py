@@ -1,1 +1,1 @@
-"""Conversion of Markdown and other model output to safe HTML."""
+"""Convert Markdown and other model output to safe HTML."""

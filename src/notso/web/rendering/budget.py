@@ -1,4 +1,4 @@
-"""Rendering budget of a message: CPU time and characters of HTML.
+"""Limit the CPU time for rendering a message, and the length of its HTML.
 
 Deadlines are checked before every parsing step, so that no input exceeds its budget by much. They use CPU
 time because wall-clock time would include periods when the thread does not run.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 MESSAGE_SECONDS = 1.0  # 256 KiB of typical Markdown take 0.1 to 0.5 s
 TICK_SECONDS = 0.05  # for each update of a message that is being streamed (see streaming.py)
-MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # HTML is about twice as long as text, and five times as long as code
+MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # formatted text is about twice as long as its source, and code five times
 
 
 class OverBudgetError(Exception):
@@ -40,7 +40,7 @@ class Deadline:
 
 
 class Budget:
-    """Remaining budget of a message. is_noted: whether the note about unformatted text was added."""
+    """Remaining budget of a message. `is_noted`: whether the note about unformatted text has been added."""
 
     def __init__(self, seconds: float = MESSAGE_SECONDS, characters: int = MAX_HTML_CHARACTERS) -> None:
         self.is_noted = False

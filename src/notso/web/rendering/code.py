@@ -35,7 +35,7 @@ class Highlighter:
         atexit.register(self.close)
 
     def html(self, code: str, language: str) -> tuple[str | None, float]:
-        """Return HTML with highlighted spans, and the CPU time in seconds.
+        """Return `code` as HTML with spans for highlighting, and the CPU time in seconds.
 
         The HTML is None if the block exceeds BLOCK_SECONDS or the child process fails.
         """
@@ -143,7 +143,7 @@ def highlight_lines() -> None:
     formatter, lexer = HtmlFormatter(nowrap=True), lru_cache(maxsize=64)(get_lexer_by_name)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        # SIGVTALRM has no handler: its default action ends the process.
+        # After this time, SIGVTALRM ends the process: there is no handler, so the default action applies.
         signal.setitimer(signal.ITIMER_VIRTUAL, request["seconds"])
         began = time.process_time()
         html = highlight(request["code"], lexer(request["language"], stripnl=False), formatter)

@@ -1,10 +1,10 @@
-"""Extensions of CommonMark that language models commonly use.
+"""Parse the extensions of CommonMark that language models commonly use.
 
 Block extensions are <details> and alerts. Inline extensions are bare URLs, footnote marks, document quotations, task
 list boxes, some HTML tags without attributes, and emphasis next to Chinese, Japanese and Korean text.
 
-A block extension is recognized by its first line, and an inline extension depends only on its block, so that text
-arriving later never changes a complete block. For the same reason, footnote marks are superscripts without links.
+A block extension is recognized by its first line, and an inline extension depends only on its block. Therefore, text
+that arrives later never changes a complete block. For the same reason, footnote marks are superscripts without links.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _footnote_mark(state: StateInline, silent: bool) -> bool:
 
 
 def _quotation(state: StateInline, silent: bool) -> bool:
-    # Quoted words are plain text of a document, not Markdown, so they are not parsed.
+    # Quoted words are plain text from a document, not Markdown, so they are not parsed.
     found = _QUOTATION.match(state.src, state.pos)
     end = -1 if found is None else state.src.find("]]", found.end(), found.end() + MAX_QUOTATION)
     if found is None or end < 0:
@@ -158,7 +158,7 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     last, depth = first, 1
     while last < end:
         depth += 1 if _DETAILS.match(_line(state, last)) else -1 if _END_OF_DETAILS.match(_line(state, last)) else 0
-        # In a list item, a less indented line other than </details> ends the item, and with it <details>.
+        # In a list item, a less indented line other than </details> ends both the item and <details>.
         if not depth or (state.sCount[last] < state.blkIndent and not state.isEmpty(last)):
             break
         last += 1

@@ -1,4 +1,4 @@
-"""Sanitize HTML and SVG from a model for a preview: remove scripts and most resources that load automatically.
+"""Sanitize HTML and SVG from a model for a preview: remove scripts and most links to resources that load automatically.
 
 The sanitizer's running time is quadratic in the number of open elements, so it runs in a child process with limited
 CPU time.
@@ -53,7 +53,7 @@ _CLEANER = nh3.Cleaner(
 
 async def preview_html(text: str) -> str:
     """Sanitize HTML in a child process. Raises ConfinedWorkError, for example if LIMITS are exceeded."""
-    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+    from notso.web.values.child_work import run_confined  # not at the top: loads asyncio, which the child does not need
 
     return (await run_confined(_PROGRAM, text.encode(), LIMITS)).decode()
 

@@ -1,7 +1,7 @@
 """Convert Markdown to safe HTML, block by block.
 
-Reference links are disabled because a definition on a later line could change a block that was already sent. Images
-become links because loading an image can leak the conversation. Text that exceeds the budget is not formatted.
+Reference links are disabled because a definition on a later line could change a block that has already been sent.
+Images become links because loading an image can leak the conversation. Text that exceeds the budget is not formatted.
 
 HTML from model output is sanitized after rendering. Later steps (labels, citations) may insert only their own markup,
 with escaped text.
@@ -92,10 +92,10 @@ RENDERER_VERSION = 10  # increase when the renderer's output changes, so that st
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
-MAX_NESTING = 32  # levels: a quotation is one level, and a list with its item is two
+MAX_NESTING = 32  # a quotation counts as one level, and a list item, with its list, as two
 
 _LINE_END = re.compile(r"\r\n?")
-# Lines as CommonMark counts them; str.splitlines also splits at U+2028, form feeds and others.
+# Matches a line as CommonMark defines it. str.splitlines would also split at U+2028, form feeds and other characters.
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -193,7 +193,7 @@ def _refuse_long_paragraphs(state: StateCore) -> None:
 
 
 def _if_target_follows(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    # Without this check, markdown-it would scan to the end of the text at each bracket that starts no link.
+    # Without this check, markdown-it would scan to the end of the text at each bracket that does not start a link.
     return lambda state, silent: state.src.find("](", state.pos) >= 0 and rule(state, silent)
 
 
@@ -222,9 +222,9 @@ _BLOCKS_ONLY = _parser().disable(["inline", "long_paragraphs"])
 
 
 def render_markdown(text: str, *, budget: Budget | None = None) -> str:
-    """Render text as safe HTML. The default `budget` is that of one message.
+    """Render text as safe HTML. By default, the budget is that of one message.
 
-    Parts that exceed limits become plain paragraphs. Blocking.
+    Parts that exceed a limit become plain paragraphs. Must not be called on the event loop.
     """
     budget = budget or Budget()
     if len(text) > MAX_MARKDOWN_CHARACTERS:
@@ -249,7 +249,7 @@ def render_block(text: str, budget: Budget) -> str:
 
 
 def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:
-    """Render text; return plain text if a paragraph is too long or rendering fails. Raises OverBudgetError."""
+    """Render text, as plain text if a paragraph is too long or rendering fails. Raises OverBudgetError."""
     try:
         return sanitize(_MARKDOWN.render(text, {"color": color, "deadline": deadline}))
     except (RecursionError, UnsafeHTMLError, _LongParagraphError):

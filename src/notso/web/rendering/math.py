@@ -1,6 +1,6 @@
 r"""Detect TeX in Markdown: $x$, $$x$$, \(x\), \[x\] and \begin{align}. The page typesets it.
 
-A block formula starts at the beginning of a line. It is recognized by its first line, so that text arriving later never
+A block formula starts at the beginning of a line. It is recognized by its first line, so text that arrives later never
 changes a complete block. Overlong formulas, and those that are not closed before the next blank line, remain text. So
 do lone dollar signs, which usually denote prices.
 """
@@ -25,7 +25,7 @@ _IS_TEX = re.compile(r"[\\^_={}]")
 
 
 def enable_math(parser: MarkdownIt) -> None:
-    """Add parser rules for the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
+    """Add parser rules that produce the tokens `formula` (a block) and `formula_inline` with TeX as their content."""
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)
@@ -50,7 +50,7 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         return False
     body, found, after = first[2:].partition(closing)
     if found and (after.strip() or not body.strip()):
-        return False  # empty, or followed by text: perhaps an inline formula, but not a block
+        return False  # empty, or followed by text: may be an inline formula, but is not a block
     if silent:
         return True
     lines, line = [body], start + 1

@@ -20,10 +20,10 @@ from notso.system.confinement import ConfinedWorkError, Limits, serve_confined
 # A thousand typical formulas take about 1 s, and their MathML takes about 1 MiB. A short formula with macros can take
 # any time and yield any amount of MathML.
 LIMITS = Limits(cpu_s=10, memory_bytes=512 << 20, wall_s=60.0, answer_bytes=32 << 20)
-FORMULA_SECONDS = 0.5  # of CPU time
+FORMULA_SECONDS = 0.5  # CPU time per formula
 MOST_AT_ONCE = 500
 PAGE_SECONDS, PAGE_BYTES = 5.0, 16 << 20
-"""CPU time and size of MathML after which the remaining formulas of a page (or part of an export) are left as TeX."""
+"""CPU time and size of MathML after which the other formulas of a page, or of a part of an export, are left as TeX."""
 
 _PROGRAM = "from notso.web.rendering.mathml import main; main()"
 _FORMULA = re.compile(r'<(span|div) class="math (inline|display)">([^<]*)</\1>')
@@ -50,7 +50,7 @@ Convert = Callable[[tuple[Formula, ...]], Awaitable[list[str | None]]]
 
 
 async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[str, int]:
-    """Convert formulas in sanitized HTML to MathML; also return the number of failures."""
+    """Convert the formulas in sanitized HTML to MathML. Return the HTML and the number of failures."""
     found = list(_FORMULA.finditer(html))
     converted = await (convert or convert_all)(tuple((unescape(each[3]), each[2]) for each in found))
     pieces, end = [], 0
@@ -61,8 +61,8 @@ async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[s
 
 
 async def convert_all(found: tuple[Formula, ...]) -> list[str | None]:
-    """Convert a page's formulas to MathML; None for each that fails."""
-    from notso.web.values.child_work import run_confined  # loads asyncio, which the child does not need
+    """Convert a page's formulas to MathML. The result contains None for each formula that fails."""
+    from notso.web.values.child_work import run_confined  # not at the top: loads asyncio, which the child does not need
 
     converted: list[str | None] = []
     seconds, size = 0.0, 0
@@ -84,7 +84,7 @@ async def convert_all(found: tuple[Formula, ...]) -> list[str | None]:
 
 
 def tex_to_mathml(tex: str, style: str) -> str | None:
-    """Convert TeX to MathML; return None if that fails. style: "inline" or "display"."""
+    """Convert TeX to MathML, or return None if that fails. `style`: "inline" or "display"."""
     from latex2mathml.converter import convert
 
     try:
@@ -97,7 +97,7 @@ def tex_to_mathml(tex: str, style: str) -> str | None:
 def _sanitize(root: ElementTree.Element, tex: str) -> str | None:
     for element in root.iter():
         name = element.tag.removeprefix(f"{{{_NAMESPACE}}}")
-        # latex2mathml converts an unknown command to an identifier with the command's name.
+        # latex2mathml converts an unknown command to an identifier with the command's name, including the backslash.
         if name not in _ELEMENTS or (element.text or "").startswith("\\"):
             return None
         element.tag = name

@@ -1,1 +1,1 @@
-"""Replicas (servers that share a database): they exchange messages, and stream each other's answers to browsers."""
+"""Replicas are servers that share a database. They exchange messages, and stream each other's answers to browsers."""

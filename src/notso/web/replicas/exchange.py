@@ -1,4 +1,4 @@
-"""Communication between replicas (servers that share a database). Messages are kept only for a short time, and may be
+"""Define how replicas (servers that share a database) communicate. Messages are kept only for a short time, and may be
 lost.
 
 `LocalExchange`, the default, is for a single server.
@@ -48,13 +48,13 @@ class Exchange(Protocol):
         """Whether the last attempt to reach the other replicas failed."""
 
     def send(self, kind: str, **body: Any) -> None:
-        """Send a message to all other replicas once they are reachable. If too many are waiting, drop the oldest."""
+        """Send a message to the other replicas once they are reachable. If too many messages wait, drop the oldest."""
 
     def subscribe(self, kind: str, subscriber: Subscriber) -> None:
         """Call `subscriber` for each message of this kind."""
 
     def publish(self, name: str, log: ChangeLog) -> None:
-        """Send the changes in a log until the log is finished."""
+        """Send each change of a log until the log is finished."""
 
     def following(self, name: str, apply_changes: ApplyChanges) -> AbstractContextManager[None]:
         """While the context is open, pass the changes from a published log to `apply_changes`."""
@@ -68,7 +68,7 @@ class Exchange(Protocol):
     def release(self, name: str) -> None: ...
 
     async def is_claimed(self, name: str) -> bool:
-        """Return whether a running replica has claimed the name; True if unknown."""
+        """Return whether a running replica has claimed the name, or True if that is unknown."""
 
     async def set_value(self, name: str, value: str, seconds: float) -> None:
         """Store a value for all replicas once they are reachable. If too many values are waiting, drop the oldest."""

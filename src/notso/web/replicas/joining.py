@@ -1,5 +1,5 @@
-"""Creates the exchange (messages between replicas) and the request counters for a Valkey URL. The Valkey client is an
-optional dependency, so it is imported only if there is a URL.
+"""Create the exchange (for messages between replicas) and the request counters for a Valkey URL. The Valkey client is
+an optional dependency, so it is imported only if a URL is given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
-    """Return the exchange (`LocalExchange` without a URL). Raises SettingsError for a missing extra or invalid URL."""
+    """Return the exchange, which is local without a URL. Raises SettingsError for a missing extra or an invalid URL."""
     if url is None:
         return LocalExchange()
     with require_extra("valkey", "valkey_url"):

@@ -1,4 +1,4 @@
-"""Connects the turns (answers being generated in chats) of several replicas.
+"""Connect the turns (answers that are being generated in chats) of several replicas.
 
 Each replica publishes the logs of its own turns, copies the logs of other replicas' turns when a browser reads them,
 and forwards user actions, such as stopping an answer, to all other replicas.
@@ -21,7 +21,7 @@ from notso.web.values.errors import Problem, StorageError
 from notso.web.values.wording import words
 
 FIRST_SECONDS = 0.5
-"""Maximum wait for a copy's first content. Without the wait, the page would show an empty answer first."""
+"""Maximum wait for a copy's first content. Without the wait, the page would briefly show an empty answer."""
 SILENT_SECONDS = 1.0
 """Time without changes after which the database is queried, in case the turn has ended unnoticed."""
 UNREAD_SECONDS = 5.0
@@ -35,7 +35,7 @@ class _Copy:
     owner: str
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)
-    first: asyncio.Event = field(default_factory=asyncio.Event)  # set on the first content
+    first: asyncio.Event = field(default_factory=asyncio.Event)  # set when the first content arrives
     check_now: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
     received: int = 0
     unread_s: float = 0.0  # seconds without readers
@@ -69,7 +69,7 @@ class TurnRelay:
             exchange.at_gap.append(self._on_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
-        """Return a copy of the log of another replica's running turn, or None without replicas."""
+        """Return a copy of the log of another replica's running turn, or None if there are no replicas."""
         if not self._exchange.is_shared:
             return None
         copy = self._copies.get(message.generation_id or "")
@@ -104,7 +104,7 @@ class TurnRelay:
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_local_chat(more[0], name)
-        elif method == "stop" and name in self._turns.known:  # includes turns about to start
+        elif method == "stop" and name in self._turns.known:  # includes turns that are about to start
             self._turns.stop(name)
         elif name in self._turns.generations:
             if method == "answer_now":

@@ -1,9 +1,10 @@
-"""Exchange over a Valkey server: a stream (the bus) with the messages to all replicas, and a stream per published log.
+"""Exchange messages and logs through a Valkey server.
 
-One connection sends data, with a single round trip for everything that is waiting. Another connection reads the bus and
-the streams of the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is
-reachable again, each replica sends whole logs, and calls the functions in `at_gap`. Therefore, the Valkey server may
-even lose all its data.
+One stream (the bus) contains the messages to all replicas, and each published log has its own stream. One connection
+sends data, with a single round trip for everything that is waiting. Another connection reads the bus and the streams of
+the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is reachable again,
+each replica sends whole logs, and calls the functions in `at_gap`. Therefore, the Valkey server may even lose all its
+data.
 
 `ValkeyCounters` counts requests across all replicas, with the scripts of the `limits` library. While the Valkey server
 is unreachable, each replica counts separately, so N replicas admit up to N times the limit.
@@ -40,7 +41,7 @@ BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""Delay before messages are sent, to batch them, and to send the HTTP response to their request first."""
+"""Delay before messages are sent. Messages are batched, and the HTTP response to their request is sent first."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MAX_MESSAGES = 10_000
@@ -61,7 +62,7 @@ Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 class _Published:
     log: ChangeLog
     key: str
-    sent: int = -1  # number of the last change in the Valkey server's stream; -1: send the whole log
+    sent: int = -1  # number of the last change in the Valkey server's stream; -1: the whole log must be sent
     whole_bytes: int = 0  # size of the last copy of the whole log
     more_bytes: int = 0  # size of the changes sent since that copy
 
@@ -72,7 +73,7 @@ class _Published:
 @dataclass(slots=True, eq=False)
 class _Copy:
     apply_changes: ApplyChanges
-    at: tuple[int, int] = (0, 0)  # id of the last applied entry
+    at: tuple[int, int] = (0, 0)  # id of the last entry that has been applied
 
 
 class ValkeyExchange:
@@ -140,7 +141,7 @@ class ValkeyExchange:
         try:
             while not await self._client.set(key, holder, nx=True, ex=CLAIM_SECONDS):
                 found = await self._client.get(key)
-                if found is not None:  # None: the claim has just ended
+                if found is not None:  # None if the claim has just ended
                     if found.decode() != holder:
                         return str(found.decode())
                     break
@@ -245,7 +246,7 @@ class ValkeyExchange:
         # Send all messages and changes in one round trip. If it fails, they are sent again: receivers ignore changes
         # that they already have, and repeated messages are harmless.
         messages, ring_bell = list(self._outbox), self._should_ring_bell
-        names = [name for name in self._changed if name in self._published]  # a log may change after its end
+        names = [name for name in self._changed if name in self._published]  # a log may change after its removal
         self._changed.clear()
         pipe, values = self._client.pipeline(transaction=False), dict(self._unsaved)
         for key, (value, lifetime) in values.items():  # values come first, because messages may refer to them
@@ -404,7 +405,7 @@ COUNTER_RETRY_SECONDS = 1.0
 
 
 class ValkeyCounters:
-    """Request counters in Valkey, or local ones while Valkey is unreachable. Use on the event loop."""
+    """Request counters in Valkey, or in this process while Valkey is unreachable. Use on the event loop."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
