@@ -1,8 +1,7 @@
-"""Limit the CPU time for rendering a message, and the length of its HTML.
+"""Limit the CPU time for rendering a message, and the length of its HTML."""
 
-Deadlines are checked before every parsing step, so that no input exceeds its budget by much. They use CPU
-time because wall-clock time would include periods when the thread does not run.
-"""
+# Deadlines are checked before every parsing step, so that no input exceeds its budget by much. They use CPU time
+# because wall-clock time would include periods when the thread does not run.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage accounting, rate limits and quotas of API keys, and the audit log. Use on the event loop."""
+"""Count usage, enforce the rate limits and quotas of API keys, and write the audit log. Use on the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from notso.web.values.wording import number, words
 
 FLUSH_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0
-"""Maximum time a request waits for other requests to release their reservations."""
+"""Maximum time that a request waits for other requests to release their reservations."""
 CHECK_SECONDS = 0.5
 """Interval at which a waiting request checks the store for reservations that other servers have released."""
 RETRY_SECONDS = 5
@@ -34,7 +34,7 @@ MAX_PENDING = 10_000
 for so long that usage entries reach this limit, the usage of further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
 """For this long after an audit entry, repetitions of the same action by the same owner are only counted. Then, one
-entry with the number of repetitions is written. SELDOM has other times for some actions."""
+entry with the number of repetitions is written. SELDOM contains longer times for some actions."""
 KEY_REQUESTS = "requests of keys"
 _log = logging.getLogger("notso.web.access")
 
@@ -46,14 +46,15 @@ class Accounts:
     # maximum that it can use, or the rest of the quota if that is less. Thus, several servers together cannot exceed
     # the quota.
 
-    # counters: count the requests of each key; servers share them if Valkey is configured. clock: returns Unix time.
+    # `counters` count the requests of each key. All servers share them if Valkey is configured. `clock` returns Unix
+    # time.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._counters = counters
         self._clock = clock
         self._pending: dict[tuple[date, str], UsageTotals] = {}
         self._quotas: dict[str, Quota] = {}
-        self._turns: dict[str, asyncio.Lock] = {}  # serve the reservations of an owner in order of arrival
+        self._turns: dict[str, asyncio.Lock] = {}  # the requests of an owner reserve tokens in order of arrival
         self._reserved: dict[str, Reservation] = {}
         self._released: dict[str, Reservation] = {}
         self._renewed = 0.0
@@ -68,7 +69,7 @@ class Accounts:
 
     async def start(self) -> None:
         await self.store.open()
-        # Usage is written periodically, because a killed server loses unwritten usage.
+        # Usage is written periodically, because a server that is killed loses unwritten usage.
         self._task = asyncio.create_task(self._write_periodically())
 
     async def _write_periodically(self) -> None:
@@ -209,7 +210,7 @@ class Accounts:
         await self.store.close()
 
     async def used_today(self, owner: str) -> UsageTotals:
-        """Return today's usage, including unwritten usage. Raises StorageError."""
+        """Return today's usage, including usage not yet written. Raises StorageError."""
         async with self._writing:
             day = self.today()
             return await self.store.used_on(day, owner) + self._pending.get((day, owner), UsageTotals())
@@ -285,7 +286,7 @@ class Accounts:
 
 
 def _exceeded(quota: Quota, used: UsageTotals, more: UsageTotals) -> str | None:
-    # Returns a message for the user if the quota does not suffice for `more`.
+    # Return a message for the user if the quota does not suffice for `more`.
     for wording, amount, least, limit in (
         (words["error_key_quota"], used.tokens, more.tokens, quota.tokens),
         (words["error_key_requests"], used.requests, more.requests, quota.requests),

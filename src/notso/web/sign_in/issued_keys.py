@@ -1,4 +1,4 @@
-"""API keys that an operator issues: authentication with them, and their management on the command line.
+"""Authenticate with the API keys that an operator has issued, and manage these keys on the command line.
 
 A key is shown once, when it is created. Only its hash is stored.
 """
@@ -22,7 +22,7 @@ SECRET_BYTES = 32
 """Random bytes in a key, enough for a fast hash to be safe. A slow hash would delay every request."""
 MAX_NAME_CHARACTERS = 64
 CACHE_SECONDS = 60.0
-"""Time for which a key remains valid after it was last found in the store, if the store fails."""
+"""If the store fails, a key remains valid for this long after it was last found in the store."""
 MAX_CACHED = 10_000
 COMMAND_LINE = "command line"
 """Name under which the audit log lists operators who use the command line."""

@@ -1,4 +1,4 @@
-"""Setup of all configured sign-in methods, including plugins and trusted proxy headers."""
+"""Set up all configured sign-in methods, including plugins and trusted proxy headers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ProxyHeader:
 @dataclass(frozen=True, slots=True)
 class SignInMethods:
     ring: KeyRing
-    accounts: Accounts | None  # None for a single user
+    accounts: Accounts | None  # None if the server has a single user
     oidc: OidcProvider | None
 
 

@@ -1,8 +1,7 @@
-"""Sign-in with OpenID Connect: authorization code flow with PKCE, state and nonce, using Authlib and joserfc.
+"""Sign users in with OpenID Connect: the authorization code flow with PKCE, state and nonce."""
 
-The extra `oidc` installs these libraries. Only this module imports them, and it is imported only if a provider is
-configured.
-"""
+# The extra `oidc` installs Authlib and joserfc. Only this module imports them, and it is imported only if a provider is
+# configured.
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
 """Time limit for completing a sign-in."""
 MAX_COMPLETED = 10_000
-"""To reject replays, at most this many finished sign-in attempts are remembered. The oldest are forgotten first."""
+"""Maximum number of finished sign-in attempts that are remembered to reject replays. The oldest is forgotten first."""
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_REFRESH_SECONDS = 10.0
@@ -51,7 +50,7 @@ class OidcProvider:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
-        # Whether browsers use https. A proxy may forward their requests as http.
+        # Whether browsers use https. Requests do not show it, because a proxy may forward them as http.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
         # All requests share this TLS context, because loading the CA certificates is slow.
@@ -258,7 +257,8 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _import_keys(document: dict[str, Any]) -> KeySet:
-    # Unsupported keys are ignored, as RFC 7517 recommends. The library ignores only unknown types, not unknown curves.
+    # Unsupported keys are ignored, as RFC 7517 recommends. The library ignores only keys of unknown types, not those
+    # with unknown curves.
     listed = document.get("keys")
     keys: list[Any] = []
     for each in listed if isinstance(listed, list) else ():

@@ -17,7 +17,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key `name`, or else the user who would sign in as `name`, or None.
+    """Return the owner of the active key `name`, or else the owner that would sign in as `name`, or None.
 
     `method:name` selects a sign-in method; a plain name uses the first configured method.
     """
@@ -77,7 +77,7 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
     if not found:
         raise SettingsError(f"no data is stored for {owner}", setting="name")
     if access is not None:
-        # The audit log does not name the removed user.
+        # The audit entry does not name the removed user.
         removed = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         await access.add_audit(
             AuditEntry(current_ms(), removed_by, f"removed {removed} with all data", by_operator=True)

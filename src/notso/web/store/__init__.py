@@ -1,1 +1,1 @@
-"""Storage of chats, documents and API keys in SQLite or PostgreSQL. All SQL is in this package."""
+"""Store chats, documents and API keys in SQLite or PostgreSQL. All SQL is in this package."""

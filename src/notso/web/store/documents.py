@@ -167,7 +167,7 @@ class DocumentStore(Protocol):
         """Remove a member from a library of `owner`, or `owner` from another user's library."""
 
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
-        """Move a chat to a project, or out of its project ('')."""
+        """Move a chat to a project, or out of its project if `library_id` is ''."""
 
     async def add(
         self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
@@ -225,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        is_passing: the cause may be temporary; retry after RETRY_SECONDS.
+        `is_passing`: the cause may be temporary, so parsing is tried again after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ class DatabaseInfo:
 
     version: str
     connections: int  # value of `max_connections`
-    loses: str  # setting that endangers commits because it is off (`fsync` or `full_page_writes`); '': none
+    loses: str  # name of a setting that endangers commits because it is off (`fsync`, `full_page_writes`), or ''
 
 
 def create_store(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
@@ -62,7 +62,7 @@ def create_access_store(
 ) -> SQLAccessStore:
     """Return an access store that is not open yet. Raises SettingsError and StorageError.
 
-    chat_store: this process's chat store, if any. With PostgreSQL, both stores share connections.
+    `chat_store`: this process's chat store, if any. With PostgreSQL, both stores share connections.
     """
     if database_url is None:
         return SQLiteAccessStore(directory)

@@ -266,7 +266,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    orphans: tuple[Orphan, ...] = ()  # interrupted turns of ended processes; each is reported once
+    orphans: tuple[Orphan, ...] = ()  # interrupted turns of processes that have ended; each is reported once
     # Turns that this process must continue. Each is reported by every heartbeat until it is in `known`, because the
     # result of a heartbeat may be lost.
     taken: tuple[Orphan, ...] = ()
@@ -297,7 +297,7 @@ class EarlierImport:
 class SearchHit:
     r"""A search result. In `snippet`, \x02 and \x03 enclose matches. `message_id` is None for titles.
 
-    `at_ms`: time of the message, or of the chat's last use. `similar`: the words only resemble those of the query.
+    `at_ms`: time of the message or of the chat's last use. `similar`: the words only resemble those of the query.
     """
 
     chat_id: str
@@ -423,8 +423,8 @@ class ChatStore(Protocol):
     ) -> Heartbeat:
         """Renew this process's lease, and take over or interrupt turns of processes that have ended.
 
-        running: generations of this process. known: the same, plus those that are about to start; None if this process
-        cannot continue turns. is_leaving: the process is stopping and takes over no turns. Call this every
+        `running`: generations of this process. `known`: the same, and those that are about to start, or None if this
+        process cannot continue turns. `is_leaving`: the process is stopping and takes over no turns. Call this every
         HEARTBEAT_SECONDS for a shared store, and once otherwise.
         """
 
@@ -434,7 +434,7 @@ class ChatStore(Protocol):
     async def chat_list(
         self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
     ) -> ChatList:
-        """Return a page of the chat list, or of a project's chats. `archived`: include archived chats."""
+        """Return a page of the chat list, or of a project's chats. `archived`: whether to include archived chats."""
 
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
@@ -474,7 +474,7 @@ class ChatStore(Protocol):
     ) -> ShownChat | None:
         """Return the `limit` messages before this one, or before index `first` of its branch.
 
-        The rules are those of `shown_chat`.
+        The limits are those of `shown_chat`.
         """
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> ShownMessage | None: ...

@@ -134,7 +134,7 @@ class ApiRecords(Protocol):
     ) -> None:
         """Replace the stored tokens of a response from token `first` on, if the process still holds the lease.
 
-        is_further: whether tokens have been generated since this process took over the response.
+        `is_further`: whether tokens have been generated since this process took over the response.
         """
 
     async def renew_unfinished_responses(self, holder: str, now_ms: int) -> None:

@@ -1,9 +1,4 @@
-"""Connection pool for PostgreSQL, leases, schema migration, and conversion of database errors.
-
-Each process that generates answers has a lease: a row in `replicas` with an expiry time, by the clock of the database.
-The lease covers all unfinished answers of the process. After the database starts, all leases are valid for at least
-LEASE_SECONDS, because they could not be renewed while it was down.
-"""
+"""Connect to PostgreSQL, migrate the schema, manage leases, and convert database errors."""
 
 from __future__ import annotations
 
@@ -224,6 +219,9 @@ def _lease_interval() -> str:
 
 
 def _lease_expired() -> str:
+    # Each process that generates answers has a lease, which covers all its unfinished answers: a row in `replicas` with
+    # an expiry time by the clock of the database. After the database starts, all leases are valid for at least
+    # LEASE_SECONDS, because they could not be renewed while it was down.
     alive = f"greatest(expires, pg_postmaster_start_time() + {_lease_interval()}) > clock_timestamp()"
     return f"holder NOT IN (SELECT id FROM replicas WHERE {alive})"
 
@@ -266,7 +264,7 @@ _DEFAULTS = {
 
 
 class _EscapedText(StrDumperUnknown):
-    # Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 and '0'. U+0001 itself becomes U+0001 and '1'.
+    # Escape U+0000, which PostgreSQL cannot store in text, as U+0001 and '0'. U+0001 itself becomes U+0001 and '1'.
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:
@@ -515,7 +513,7 @@ def _storage_error(error: psycopg.Error) -> StorageError:
 
 def require_session_pooling(url: str) -> None:
     """Raise StorageError if clients share server processes, as with PgBouncer's pool_mode = transaction."""
-    # Session settings would then apply to the statements of other clients, and might not apply to our own.
+    # Session settings would then apply to other clients' statements, and might not apply to those of this process.
     for _ in range(2):  # twice, because a busy pooler in transaction mode may assign different processes
         with connect(url) as one, connect(url) as other:
             pids = set()

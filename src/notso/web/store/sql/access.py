@@ -34,8 +34,8 @@ _RESERVED = """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _ENTRY = "at_ms, owner, action, address, count"
 _LOGS = {False: "audit", True: "operator_audit"}
-# If the log is too long, deletes the oldest entry of the owner with the most entries, so that one owner cannot displace
-# the entries of others.
+# If the log is too long, the owner with the most entries loses its oldest entry, so that one owner cannot displace the
+# entries of others.
 _FORGET_OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table}
@@ -57,7 +57,7 @@ class SQLAccessStore(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[SQLConnection], T]) -> T:
-        """Run `work` in a transaction, in another thread. Changes are on disk on return."""
+        """Run `work` in a transaction, in another thread. Changes are on disk when this returns."""
 
     @abstractmethod
     async def run_read(self, work: Callable[[SQLConnection], T]) -> T:

@@ -1,4 +1,4 @@
-"""Interface of a database connection, including the operations that differ between SQLite and PostgreSQL."""
+"""Define a database connection, including the operations that differ between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Database(SQLConnection, ABC):
 class Transactions(ABC):
     """Runs work on the database in other threads.
 
-    owner: the user in whose queue the work waits; "" for internal work. Queues are served in turn.
+    Work waits in the queue of the user `owner` ("" for internal work). Queues are served in turn.
     """
 
     is_shared: ClassVar[bool]
@@ -130,7 +130,7 @@ class Transactions(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work` in a transaction. Changes are on disk on return."""
+        """Run `work` in a transaction. Changes are on disk when this returns."""
 
     @abstractmethod
     async def run_read(self, work: Callable[[Database], T], owner: str = "") -> T:

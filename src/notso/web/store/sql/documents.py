@@ -1,4 +1,4 @@
-"""Implementation of DocumentStore in SQL."""
+"""Implement DocumentStore in SQL."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Inverted index of the passages of documents, and ranking by BM25.
+"""Index the passages of documents, and rank them by BM25."""
 
-The index is an ordinary table rather than FTS5 (SQLite) or tsvector (PostgreSQL), for three reasons: both databases
-then rank passages in the same order; word frequencies are counted in the searched documents only; and deleted words
-are erased immediately, which FTS5 supports only since SQLite 3.42.
-"""
+# The inverted index is an ordinary table rather than FTS5 (SQLite) or tsvector (PostgreSQL), for three reasons: both
+# databases then rank passages in the same order; word frequencies are counted in the searched documents only; and
+# deleted words are erased immediately, which FTS5 supports only since SQLite 3.42.
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from notso.web.store.sql.search_words import split_words
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
-MAX_POSTINGS = 300_000  # ranked in about a second; if there are more, the most frequent words are ignored
+MAX_POSTINGS = 300_000  # can be ranked in about a second; if there are more, the most frequent words are ignored
 MOST = 0xFFFF  # maximum of each field of a posting; passages with a higher number are not searchable
 
 
@@ -81,7 +80,7 @@ def index_words(text: str) -> Iterator[str]:
 def rank_passages(rows: Iterable[WordPostings], passages: int, words: int) -> list[tuple[str, int, float]]:
     """Return (document, passage, score) of passages in `rows`, best first.
 
-    passages, words: totals of the documents searched.
+    `passages` and `words` are the totals of the searched documents.
     """
     average = max(1.0, words / max(1, passages))
     scores: dict[tuple[str, str, int], float] = {}
