@@ -262,10 +262,9 @@ CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 
 
 class LogRateLimit(logging.Filter):
-    """Log filter that passes up to MOST_PER_WINDOW records of each kind per window.
+    """Log filter that passes up to MOST_PER_WINDOW records of each kind per window."""
 
-    The first record of the next window reports the number of dropped records.
-    """
+    # The first record of the next window reports the number of dropped records.
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -93,11 +93,11 @@ class Metrics:
 
     @property
     def mean_generation_seconds(self) -> float:
-        """Mean seconds per answer, excluding queue time. FIRST_ESTIMATE_SECONDS before the first answer."""
+        """Mean seconds per answer, excluding queue time, or FIRST_ESTIMATE_SECONDS before the first answer."""
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        # `route` is the path template, because with actual paths, each one would create its own time series.
+        # `route` is the path template, because every actual path would create its own time series.
         self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 

@@ -49,7 +49,7 @@ def accepted_names(info: ModelInfo) -> frozenset[str]:
 
 
 def listed_names(installed: InstalledModel) -> frozenset[str]:
-    """Return the normalized names of an installed model: its name in listings and the stem of its file."""
+    """Return an installed model's normalized names: the listed one, and the stem of its file."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 

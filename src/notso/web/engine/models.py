@@ -114,7 +114,7 @@ class Inventory:
         return next((each for each in self.installed if each.key == key), None)
 
     def search(self, name: str) -> list[InstalledModel]:
-        """Return the models with this name. If there are none, return those with a name or key that contains it."""
+        """Return the models with this name or, if there are none, those with a name or key that contains it."""
         query = name.casefold().strip()
         found = [each for each in self.installed if query and query in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == query] or found

@@ -85,7 +85,7 @@ class ChatEngine(Protocol):
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill a prompt that has not been sent, while the engine is idle. Raises the same errors as `submit`."""
+        """Prefill a prompt before it is sent, while the engine is idle. Raises the same errors as `submit`."""
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 MESSAGE_SECONDS = 1.0  # 256 KiB of typical Markdown take 0.1 to 0.5 s
 TICK_SECONDS = 0.05  # for each update of a message that is being streamed (see streaming.py)
-MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # formatted text is about twice as long as its source, and code five times
+MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # HTML is about twice as long as text, and five times as long as code
 
 
 class OverBudgetError(Exception):

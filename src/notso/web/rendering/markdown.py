@@ -224,7 +224,7 @@ _BLOCKS_ONLY = _parser().disable(["inline", "long_paragraphs"])
 def render_markdown(text: str, *, budget: Budget | None = None) -> str:
     """Render text as safe HTML. By default, the budget is that of one message.
 
-    Parts that exceed a limit become plain paragraphs. Must not be called on the event loop.
+    Parts that exceed a limit become plain paragraphs. Blocks.
     """
     budget = budget or Budget()
     if len(text) > MAX_MARKDOWN_CHARACTERS:

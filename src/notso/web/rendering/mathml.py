@@ -61,7 +61,7 @@ async def convert_formulas(html: str, convert: Convert | None = None) -> tuple[s
 
 
 async def convert_all(found: tuple[Formula, ...]) -> list[str | None]:
-    """Convert a page's formulas to MathML. The result contains None for each formula that fails."""
+    """Convert a page's formulas to MathML, or to None if that fails."""
     from notso.web.values.child_work import run_confined  # not at the top: loads asyncio, which the child does not need
 
     converted: list[str | None] = []

@@ -22,7 +22,7 @@ MAX_TAIL_CHARACTERS = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """HTML of newly completed blocks, which is to be appended, and of the tail, which replaces the previous tail."""
+    """HTML of newly completed blocks, to be appended, and of the tail, which replaces the previous tail."""
 
     closed: str
     tail: str
@@ -44,7 +44,7 @@ class StreamingMarkdown:
         self._min_search_characters = 0
 
     def feed(self, more: str) -> Rendered:
-        """Append text and render it. Must not be called on the event loop."""
+        """Append and render text. Blocks."""
         more = self._cr + more
         self._cr = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")

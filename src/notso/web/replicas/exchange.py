@@ -48,7 +48,7 @@ class Exchange(Protocol):
         """Whether the last attempt to reach the other replicas failed."""
 
     def send(self, kind: str, **body: Any) -> None:
-        """Send a message to the other replicas once they are reachable. If too many messages wait, drop the oldest."""
+        """Send a message to all other replicas once they are reachable. If too many are waiting, drop the oldest."""
 
     def subscribe(self, kind: str, subscriber: Subscriber) -> None:
         """Call `subscriber` for each message of this kind."""

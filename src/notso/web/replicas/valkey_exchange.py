@@ -41,7 +41,7 @@ BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""Delay before messages are sent. Messages are batched, and the HTTP response to their request is sent first."""
+"""Delay before messages are sent, so that they are batched, and follow the HTTP response to their request."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MAX_MESSAGES = 10_000
@@ -77,10 +77,9 @@ class _Copy:
 
 
 class ValkeyExchange:
-    """Exchange at a URL such as valkey://[[user]:password@]host[:port][/database].
+    """Exchange at a URL such as valkey://[[user]:password@]host[:port][/database]."""
 
-    Schemes: valkey or redis; valkeys or rediss with TLS; unix for a socket.
-    """
+    # URL schemes: `valkey` or `redis`; with TLS, `valkeys` or `rediss`; for a socket, `unix`.
 
     is_shared = True
 

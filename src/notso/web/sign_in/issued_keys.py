@@ -56,10 +56,7 @@ def owner_of_key(key_id: str) -> str:
 
 
 class IssuedKeys:
-    """Looks up keys on every request, so that revocation takes effect at once on all servers.
-
-    While the store fails, keys found within the last CACHE_SECONDS remain valid.
-    """
+    """Looks up keys on every request, so that revocation takes effect at once on all servers."""
 
     def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store

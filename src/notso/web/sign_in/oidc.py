@@ -50,7 +50,7 @@ class OidcProvider:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
-        # Whether browsers use https. Requests do not show it, because a proxy may forward them as http.
+        # Whether browsers use https. Requests do not show this, because a proxy may forward them as http.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
         # All requests share this TLS context, because loading the CA certificates is slow.

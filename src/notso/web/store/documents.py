@@ -225,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        `is_passing`: the cause may be temporary, so parsing is tried again after RETRY_SECONDS.
+        `is_passing`: whether to try again after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -580,8 +580,8 @@ class ChatStore(Protocol):
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
         """Store all of these chats with their messages, or none.
 
-        A large import is written in several transactions, so that other writers need not wait long. It is hidden until
-        it is complete; `purge` deletes it if it remains incomplete.
+        A large import is written in several transactions. It is hidden until it is complete; `purge` deletes it if it
+        remains incomplete.
         """
 
     async def trash_message(self, owner: str, chat_id: str, message_id: str) -> str | None:

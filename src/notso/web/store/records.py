@@ -56,11 +56,9 @@ MAX_TRIES, MAX_TRIES_BEGUN = 6, 2
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedResponse:
-    """An unfinished response, stored so that another process can continue it.
+    """An unfinished response, stored so that another process can continue it."""
 
-    It is abandoned after MAX_TRIES takeovers without a new token, or MAX_TRIES_BEGUN if it already has tokens.
-    """
-
+    # It is abandoned after MAX_TRIES takeovers without a new token, or MAX_TRIES_BEGUN if it already has tokens.
     id: str
     owner: str
     body: str

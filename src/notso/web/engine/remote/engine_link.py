@@ -462,7 +462,7 @@ def validate_numbers(value: T) -> T:
     """Return `value`. Raises ValueError if a number in it is negative, NaN or too large."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
-        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # also rejects NaN
+        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # true for NaN, too
             raise ValueError(f"{field_.name} is not a count")
     return value
 

@@ -77,10 +77,8 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, begin: str) -> Iterator[None]:
-        """Run a transaction in pipeline mode, in which only access to results waits for a round trip.
-
-        The error of a write is raised by the next access to a result, or at the end of the transaction.
-        """
+        """Run a transaction in pipeline mode, in which only access to results waits for a round trip."""
+        # The error of a write is raised by the next access to a result, or at the end of the transaction.
         try:
             with self._connection.pipeline() as self._pipeline:
                 self._connection.execute(begin.encode())
