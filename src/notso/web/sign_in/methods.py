@@ -66,7 +66,7 @@ class ProxyHeader:
         self._operators = operators
 
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller if a trusted proxy sent exactly one valid name."""
+        """Return the caller if a trusted proxy sent exactly one valid name, else None."""
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not is_in_networks(peer_of(request), self._networks):
             return None

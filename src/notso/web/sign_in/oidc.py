@@ -159,7 +159,7 @@ class OidcProvider:
         return cast(KeySet, self._keys)
 
     async def _fetch_once(self, what: str, fetch: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # Concurrent sign-ins share a request and its failure. With a lock, each would repeat a failed request.
+        # Concurrent sign-ins share one request, and its error if it fails. With a lock, each would repeat a failed one.
         task = self._fetches.get(what)
         if task is None:
             task = self._fetches[what] = asyncio.create_task(fetch())

@@ -137,7 +137,7 @@ class DocumentStore(Protocol):
     user may not change it.
     """
 
-    queued: asyncio.Event  # set by methods that queue documents to parse
+    queued: asyncio.Event  # set when documents have been queued for parsing
 
     async def library(self, owner: str, name: str) -> Library:
         """Return the owner's library with this name; create it if it does not exist."""

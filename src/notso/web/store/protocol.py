@@ -162,7 +162,7 @@ class StoredMessage:
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
     citations: tuple[Citation, ...] = ()  # a citation has no document if the store cannot verify it
-    source: str = ""  # id in an imported file; saved, but never loaded
+    source: str = ""  # id in the imported file; stored, but not loaded again
 
     @property
     def active(self) -> bool:
@@ -237,7 +237,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccepted:
-    """The turn was stored. `repeated`: an earlier request with the same idempotency key stored it."""
+    """The turn was stored. `repeated`: whether an earlier request with the same idempotency key stored it."""
 
     user_message: StoredMessage
     assistant_message: StoredMessage

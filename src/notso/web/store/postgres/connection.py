@@ -237,7 +237,7 @@ PATIENCE_SECONDS = 3.0  # maximum wait for a connection
 SHORT_PATIENCE_SECONDS = 0.5  # maximum wait while the database does not respond, so that requests fail quickly
 RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
-HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
+HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is assumed to hang
 MOST_SECONDS = 35.0  # time limit for work on a connection; longer than statement_timeout (30 s)
 MIGRATION_LOCK = 0x6E6F74736F  # id of an advisory lock: arbitrary, but the same in every release
 
@@ -422,7 +422,7 @@ def _shut_down_socket(connection: Connection[Any]) -> None:
 
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
-    # Breaks the connection if the block takes longer than CONNECT_SECONDS, because the database may hang.
+    # Break the connection if the `with` block takes longer than CONNECT_SECONDS, because the database may hang.
     timer = threading.Timer(CONNECT_SECONDS, _shut_down_socket, (connection,))
     timer.daemon = True
     timer.start()

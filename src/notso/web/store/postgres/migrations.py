@@ -399,7 +399,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (response_id, first)
     );
     """,
-    # 17: stale caches of deleted conversations move to the table of all stale caches.
+    # 17: stale caches of deleted conversations are moved to the table of all stale caches.
     """
     INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)
         SELECT owner, first_message_id, '', '', CAST(extract(epoch FROM since) * 1000 AS BIGINT)

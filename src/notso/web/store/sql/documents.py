@@ -42,7 +42,7 @@ from notso.web.values.durations import current_ms
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
-# Records of stale caches in a shared database are deleted after this time. If a server was down for longer, its
+# Records of stale caches in a shared database are deleted after this time. If a server has been down for longer, its
 # disk cache must be cleared manually.
 STALE_DAYS = 30
 # Records of stale caches are numbered before they are committed, so a lower number may become visible after a higher

@@ -72,7 +72,7 @@ def query_words(query: str) -> list[str]:
 
 
 def index_words(text: str) -> Iterator[str]:
-    """Yield the words of a text, without the s of plurals."""
+    """Yield the words of a text, without the plural s."""
     for word in split_words(text):
         yield word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] != "s" and word.isascii() else word
 
