@@ -24,7 +24,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     """Asynchronous iterator over an answer's events.
 
     Generation starts on entering `async with`, or when the first event or `result` is awaited. Leaving `async with`
-    stops the answer. Raises the errors of `Engine.chat` and those that occur during generation.
+    stops the answer. Raises the same errors as `Engine.chat`, and those that occur during generation.
     """
 
     def __init__(self, prepare: Prepare) -> None:
@@ -46,7 +46,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
 
     async def close(self) -> None:
         """Stop the answer; `result` then returns the part generated so far, with finish reason "cancelled"."""
-        async with self._start_lock:  # an answer that is being started must also be stopped
+        async with self._start_lock:  # if the answer is being started, wait until it can be stopped
             if self._generation is None:
                 self._generation = Generation()
                 end = [Event("usage", usage=Usage(0, 0)), Event("end", finish_reason="cancelled")]
@@ -93,7 +93,7 @@ async def _follow_events(generation: Generation) -> AsyncGenerator[Event, None]:
     after = 0
     while True:
         changed.clear()
-        finished = generation.finished  # read before the events, because the last event may arrive in between
+        finished = generation.finished  # read before the events: the last ones may arrive in between
         events = generation.read(after)
         after += len(events)
         for event in events:
@@ -107,7 +107,7 @@ async def _follow_events(generation: Generation) -> AsyncGenerator[Event, None]:
 class AsyncEngine:
     """Asyncio wrapper around an `Engine`; waiting for an answer does not block a thread.
 
-    Parameters and errors are those of the `Engine` methods with the same names.
+    The methods have the same parameters and errors as the `Engine` methods of the same name.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -188,7 +188,7 @@ class AsyncEngine:
         return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:
-        """Stop running answers and release the model file and the cache."""
+        """Stop all answers and release the model file and the cache."""
         await asyncio.to_thread(self.engine.close)
 
     async def __aenter__(self) -> AsyncEngine:

@@ -1,4 +1,4 @@
-"""The `notso` command: subcommands and error handling."""
+"""Run the `notso` command: select the subcommand and report its errors."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _drop_service_links() -> None:
 
 
 def _replace_missing_home() -> None:
-    # Containers may run under a user id without an account. Commands that need no home directory must work there.
+    # Containers may run under a user id without an account. Commands that need no home directory must work in them.
     if not Path(os.environ.get("HOME", "")).is_absolute():
         os.environ.pop("HOME", None)
         home = os.path.expanduser("~")  # noqa: PTH111 - raises no error
@@ -160,7 +160,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _insert_default_command(group: Any, args: Sequence[str]) -> Sequence[str]:
-    # Inserts `serve` if the command line is empty or begins with an option of `serve`.
+    # Insert `serve` if the command line is empty or begins with an option of `serve`.
     if not args:
         return ["serve"]
     first = args[0]
@@ -225,7 +225,7 @@ def _flush(code: int) -> int:
         terminal.abandon_stdout()
         reported = code
         code, line = exit_codes.explain(error)
-        if code != reported:  # otherwise, the error was reported when the command wrote to stdout
+        if code != reported:  # otherwise, the error was already reported when the command wrote to stdout
             terminal.print_error(line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

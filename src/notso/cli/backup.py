@@ -86,15 +86,15 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
 
     from notso.web.values.settings import is_loopback
 
-    # For loopback addresses, ignore the proxies in environment variables: a proxy cannot reach this machine, and would
-    # see the key.
+    # For loopback addresses, ignore the proxies set in environment variables: a proxy cannot connect to this machine's
+    # loopback addresses, and it would receive the API key.
     own_proxies = [ProxyHandler({})] if is_loopback(urlsplit(url).hostname or "") else []
     return build_opener(*own_proxies).open(Request(url, headers=dict(headers)), timeout=timeout)
 
 
 def error_sentence(error: HTTPError) -> str:
-    """Return the message of a server's error response, or else its status."""
-    with error, contextlib.suppress(Exception):  # whatever the body is, the status is reported
+    """Return the message in a server's error response, or else the response's status."""
+    with error, contextlib.suppress(Exception):  # if the body cannot be parsed, return the status
         body, kind = error.read(MAX_ERROR_BYTES).decode(), error.headers.get_content_type()
         if kind == "application/json":
             fields = json.loads(body)
@@ -112,7 +112,7 @@ def _download_backup(server: str, key: str, target: Path) -> None:
     from notso.web.store.protocol import BACKUP_ELSEWHERE
     from notso.web.values.errors import StorageError, WebError
 
-    # With this `Accept`, the server sends errors as JSON instead of a page.
+    # With this `Accept`, the server sends errors as JSON, not as web pages.
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     if not server.startswith(("http://", "https://")):
         raise WebError(f"{server} is not a valid URL: it must begin with http:// or https://")
@@ -132,7 +132,7 @@ def _download_backup(server: str, key: str, target: Path) -> None:
     if announced not in (None, str(target.stat().st_size)):
         raise WebError(f"{server} closed the connection before the backup was complete; run the command again")
     with target.open("rb") as copy:
-        # If the key is invalid, the server may return its sign-in page instead.
+        # If the key is invalid, the server may return its sign-in page instead of a backup.
         if copy.read(16) != b"SQLite format 3\0":
             raise WebError(
                 f"{server} returned something other than a backup; it may require an API key (--api-key-file)"

@@ -151,7 +151,7 @@ class Tally:
 
 
 class BatchWorker:
-    # Ray Data calls the object once per task, with the requests of the task.
+    # Ray Data calls an instance once per task, with the requests of that task.
     def __init__(self, **engine_options: Any) -> None:
         model, self._workers = engine_options.pop("model"), engine_options.pop("workers")
         load = partial(engines.open_engine, model, **engine_options, silent=True)
@@ -199,14 +199,14 @@ def answer_on_cluster(
     engine_options: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Answer on a Ray cluster until all lines are answered or Ctrl-C is pressed. Raises ClusterError or EngineError."""
+    """Answer requests on a Ray cluster, and return after the last one or Ctrl-C. Raises ClusterError or EngineError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
     from notso.smollm3.errors import EngineError
     from notso.smollm3.values.engine_config import expand_home
 
     model = engine_options["model"]
-    # Make a path absolute, because each worker may have a different working directory. Model names are not changed.
+    # If `model` is a path, make it absolute, because each worker may have a different working directory.
     if model is not None and (path := Path(expand_home(model))).exists():
         model = path.absolute()
     options = {**engine_options, "model": model}
@@ -239,7 +239,7 @@ def answer_on_cluster(
 
 
 def _line_to_json(line: RequestLine) -> str:
-    # Lines are encoded in Base64, because they may be invalid UTF-8.
+    # Encode the content in Base64, because it may not be valid UTF-8.
     content = None if line.content is None else base64.b64encode(line.content).decode()
     return json.dumps({**asdict(line), "content": content})
 

@@ -1,7 +1,7 @@
 """Run a batch: keep the engine busy, and append answers to the output file as they are completed.
 
-Each output line is synced to disk before the next one is written. If a crash truncates a line, the next run removes it.
-Answered requests are recognized by their id, a hash of the input line.
+Each output line is synced to disk before the next one is written. If a crash truncates the last line, the next run
+removes it. Answered requests are recognized by their id, a hash of the input line.
 
 If the engine fails, it is loaded again, and the requests that it was answering run one at a time. A request that
 makes it fail again gets an error; the others are answered.
@@ -143,7 +143,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
     from notso.web.api.shared.batch_line import MAX_LINE_BYTES
 
     file = utf8_stream(file)  # some editors write UTF-16 or a byte order mark
-    # A line that is too long is yielded as None, without reading the whole line into memory.
+    # For a line that is too long, yield None without reading the whole line into memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -167,7 +167,7 @@ def _json_object(line: bytes) -> dict[str, Any]:
 
 
 def _may_be_partial_answer(line: bytes, request_ids: set[str]) -> bool:
-    # `id` is the first field of an answer, so a truncated line begins with an id, which may be truncated, too.
+    # `id` is the first field of an answer, so a truncated line begins with an id, which may itself be truncated.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in request_ids)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
@@ -175,7 +175,7 @@ def _may_be_partial_answer(line: bytes, request_ids: set[str]) -> bool:
 _output_error = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
-_POLL_SECONDS = 0.2  # poll interval for Ctrl-C
+_POLL_SECONDS = 0.2  # interval for checking whether Ctrl-C was pressed
 # If the engine fails twice on each of this many lines, and completes no answer in between, the engine is assumed to be
 # at fault, not the lines.
 _MAX_FAILURES = 8
@@ -326,7 +326,7 @@ class BatchRun:
         if not failed:
             return
         self._engine.close()
-        # Any of the running requests may have caused the failure, so each is run again alone.
+        # Any of the running requests may have caused the failure, so each is run again on its own.
         for line in [*failed, *self._write_answers(list(self._running))]:
             if self._interruption.requested():
                 return
@@ -340,7 +340,7 @@ class BatchRun:
                     raise EngineError(ENGINE_FAILED)
 
     def _collect_answer(self, entry: _RunningRequest) -> dict[str, Any] | None:
-        # Returns None if the engine failed during the answer.
+        # Returns None if the engine failed before the answer was complete.
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect_choice, fingerprint
@@ -390,8 +390,8 @@ BLAMED = "the engine failed twice while it was answering this request"
 
 
 def _is_engine_failure(error: Exception) -> bool:
-    # An engine failure may have a cause other than the line. If an error were written for the line, the next run would
-    # skip it.
+    # The line may not be the cause of an engine failure. If an error were written for the line, the next run would skip
+    # the line.
     from notso.smollm3.engine.engine_core import CLOSED, FAILED
     from notso.smollm3.errors import EngineLostError
 

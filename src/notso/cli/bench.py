@@ -1,4 +1,4 @@
-"""`notso bench`: speed, load time, memory use and memory read bandwidth."""
+"""`notso bench`: measure speed, load time, memory use and memory read bandwidth."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def bench(
     engines.exit_on_lost_model_file()
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
-    # The results are printed first, so that they are not lost if the file cannot be written.
+    # Print the results before writing the file, so that they are not lost if writing fails.
     if as_json:
         terminal.print_json(result)
     else:

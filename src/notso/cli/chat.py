@@ -163,7 +163,7 @@ def _plain_line_reader() -> ReadLine:
             sys.stderr.flush()
         if not is_started and isinstance(stdin, io.TextIOWrapper) and isinstance(stdin.buffer, io.BufferedReader):
             # `peek` waits only for the first bytes: a program that sends lines through a pipe may wait for the answer
-            # to each line.
+            # to each line before it sends the next one.
             encoding = encoding_of(stdin.buffer.peek())
             if encoding != "utf-8":
                 stdin.reconfigure(encoding=encoding, errors="replace")

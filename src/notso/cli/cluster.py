@@ -121,7 +121,7 @@ def cluster(
     if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, SHARED_STORES)):
         raise SettingsError(NEEDS_SHARED_STORES, setting="database_url")
     if dry_run:
-        terminal.print_line(json.dumps(config, indent=2))  # JSON is a subset of YAML, which Ray reads
+        terminal.print_line(json.dumps(config, indent=2))  # Ray reads YAML; JSON is a subset of it
         return
     _up(config, address, plan.replicas, f"http://{host}:{port}/", as_json)
 

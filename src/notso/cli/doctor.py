@@ -109,7 +109,7 @@ def _check_server(server: str) -> Finding:
 
 
 def run_checks(port: int | None, server_config: Mapping[str, Any]) -> list[Finding]:
-    """Run all checks; a check that raises is reported as failed."""
+    """Run all checks. A check that raises an exception is reported as failed."""
     # server_config: the table [serve] of the configuration file.
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
@@ -133,7 +133,7 @@ def run_checks(port: int | None, server_config: Mapping[str, Any]) -> list[Findi
     for subject, check in checks:
         try:
             findings += check()
-        except Exception as error:  # the remaining checks must run, whatever is raised
+        except Exception as error:  # the remaining checks must run even if this one raises
             findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "please report this"))
     return findings
 

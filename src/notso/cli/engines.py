@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def installed_model(model: Path | None = None) -> Path | None:
-    """Return the GGUF file or Hugging Face folder to run (None: the demo model), without using the network.
+    """Return the GGUF file or Hugging Face folder to run, or None for the demo model, without using the network.
 
     Raises ModelFileError or InvalidRequestError.
     """
@@ -52,7 +52,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
     """Return the GGUF file to run, or None for the demo model.
 
     A model that is not installed is downloaded from the Hugging Face Hub if `fetch` is set or the user agrees. Raises
-    the errors of `installed_model`, `find_hub_file`, `pull` and `cached_conversion`.
+    the same errors as `installed_model`, `find_hub_file`, `pull` and `cached_conversion`.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.repository import is_downloadable
@@ -81,7 +81,7 @@ def model_file(model: Path | None, *, silent: bool = False, fetch: bool = False)
 
 
 def download(file: KnownFile, *, offline: bool = False, force: bool = False, silent: bool = False) -> DownloadedFile:
-    """Download a file and show its progress. Raises DownloadError."""
+    """Download a file and show the progress. Raises DownloadError."""
     from notso.smollm3.hub import download, registry
 
     if not silent and registry.find_local(file) is None and not offline:
@@ -154,9 +154,9 @@ def exit_on_lost_model_file() -> None:
 
 
 def plan_model(path: Path, engine_config: EngineConfig) -> tuple[EnginePlan, str, str]:
-    """Plan memory and device from a file's headers, with the same checks as loading.
+    """Plan memory and choose the device from a file's headers, with the same checks as loading.
 
-    Returns the plan, the device, and the error of an unusable GPU (or ''). Raises NotsoError.
+    Returns the plan, the device, and why the GPU cannot be used (or ''). Raises NotsoError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config

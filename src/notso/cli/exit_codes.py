@@ -1,4 +1,4 @@
-"""Exit codes and error messages: a table that maps exceptions to exit codes and advice."""
+"""Map exceptions to exit codes, and to error messages with advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Command:
     """The command that failed. Advice must not name options that the command lacks."""
 
     verb: str = ""
-    options: frozenset[str] | None = None  # parameter names; None: any option may be named
+    options: frozenset[str] | None = None  # parameter names; None: advice may name any option
 
     def has(self, option: str) -> bool:
         return self.options is None or option in self.options
@@ -56,7 +56,7 @@ def _add_file_path(error: BaseException, message: str) -> str:
     path = error.path if isinstance(error, NotsoError) else None
     if path is None or path in message:
         return message
-    # Replace a leading file name with the full path.
+    # If the message begins with the file name, replace the name with the full path.
     return f"{one_line(path)}: {message.removeprefix(f'{Path(path).name}: ')}"
 
 

@@ -1,4 +1,4 @@
-"""`notso inspect`: metadata, tensors and memory needs of a GGUF file."""
+"""`notso inspect`: show metadata, tensors and memory needs of a GGUF file."""
 
 from __future__ import annotations
 

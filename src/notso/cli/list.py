@@ -1,4 +1,4 @@
-"""`notso list`: the models on this machine."""
+"""`notso list`: list the models on this machine."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class MarkdownPrinter(MessagePrinter):
 
 
 def split_completed(text: str) -> tuple[str, str]:
-    """Split at the last empty line outside fenced code."""
+    """Split the text at the last empty line outside fenced code."""
     # Text after an empty line rarely changes how the text before that line is rendered.
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Log output on stderr: one line per record, with tracebacks only under --debug."""
+"""Print log records to stderr, one line each, with tracebacks only under --debug."""
 
 from __future__ import annotations
 

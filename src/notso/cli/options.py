@@ -1,4 +1,4 @@
-"""Command-line options shared by several commands: names, help texts and validation.
+"""Define the command-line options that several commands share: names, help texts and validation.
 
 Sampling options of `run` and `chat`, and settings of `serve`, are generated from field metadata.
 """
@@ -35,7 +35,7 @@ def _store_in_environment(variable: str) -> Callable[[bool], bool]:
 
 
 def env_option(*flags: str, variable: str, help: str, show_default: bool = False, **details: Any) -> Any:
-    """Return an option whose help names its environment variable."""
+    """Return an option with a help text that names its environment variable."""
     text = f"{help.removesuffix('.')} [env: {variable}]." if variable else help
     return typer.Option(
         *flags, envvar=variable or None, help=text, show_envvar=False, show_default=show_default, **details
@@ -182,7 +182,7 @@ ApiKeyFile = Annotated[
 
 
 def duration(text: str, option: str) -> float:
-    """Parse a duration and return seconds. Raises typer.BadParameter."""
+    """Parse a duration and return it in seconds. Raises typer.BadParameter."""
     from notso.web.values.durations import parse_duration
 
     seconds = parse_duration(text)
@@ -235,7 +235,7 @@ def api_key(file: Path | None) -> str | None:
 
 
 def engine_key() -> str:
-    """Return NOTSO_ENGINE_KEY. Raises typer.BadParameter if unset."""
+    """Return NOTSO_ENGINE_KEY. Raises typer.BadParameter if it is not set."""
     key = os.environ.get("NOTSO_ENGINE_KEY", "")
     if not key:
         raise typer.BadParameter(
@@ -253,7 +253,7 @@ ENGINE_OPTIONS = (
 
 
 def reject_engine_options(context: typer.Context) -> None:
-    """Raise typer.BadParameter for ENGINE_OPTIONS that the user has set."""
+    """Raise typer.BadParameter if one of ENGINE_OPTIONS is set."""
     for name in ENGINE_OPTIONS:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":

@@ -1,4 +1,4 @@
-"""`notso perplexity`: perplexity of a model on a text, and KL divergence from another model."""
+"""`notso perplexity`: measure a model's perplexity on a text, and its KL divergence from another model."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def run(
                 thinking=not no_think, grammar=grammar, adapter=active_adapter, token_ids=receipt is not None
             )
             answer = _answer(engine, messages, params, request_options, interruption, hide_thinking, as_json)
-            # The answer is printed first, so that it is not lost if the receipt cannot be written.
+            # Print the answer before writing the receipt, so that the answer is not lost if writing fails.
             if as_json:
                 terminal.print_json(_as_json(engine, answer, params))
             elif stats:

@@ -1,4 +1,4 @@
-"""`notso serve`: the chat page and the API."""
+"""`notso serve`: serve the chat page and the API."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def serve(
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = None if model_file is None else str(model_file)
         engine_config = replace(config, model=name, beside_bytes=occupied_bytes)
-        if model_file != path:  # --adapter and --chat-template-file apply only to the model of --model
+        if model_file != path:  # --adapter and --chat-template-file apply only to the model given by --model
             engine_config = replace(engine_config, adapters=(), chat_template_file=None)
         return Engine.load(engine_config, find_processor=plugins.logits_processor)
 
@@ -180,7 +180,7 @@ def front_end_summary(engine_url: str) -> StartupSummary:
 
 
 def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
-    """Plan memory and device, and describe the plan. Raises NotsoError."""
+    """Plan memory, choose the device, and describe both. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
     # Plan here, so that a damaged file or insufficient memory is reported before the server starts to listen.

@@ -1,4 +1,4 @@
-"""`notso chat`: the conversation, its slash commands, and saving and loading conversations."""
+"""`notso chat`: hold the conversation, run slash commands, and save and load conversations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ChatSession:
     def ask(self, question: str) -> PrintedMessage:
         """Generate and print the answer to a question, and add both to the conversation.
 
-        Ctrl-C stops the answer and keeps its text; see `Interruption`.
+        Ctrl-C stops the answer and keeps the text generated so far; see `Interruption`.
         """
         from notso.smollm3.values.messages import Message
 
@@ -58,7 +58,7 @@ class ChatSession:
         return answer
 
     def continue_answer(self) -> PrintedMessage | None:
-        """Generate and print more of the last answer. Returns None if there is no answer."""
+        """Continue the last answer and print the continuation. Returns None if there is no answer."""
         if not self.messages or self.messages[-1].role != "assistant":
             return None
         last = self.messages[-1]
@@ -146,7 +146,7 @@ class CommandResult:
 
 
 def run_command(conversation: ChatSession, line: str) -> CommandResult:
-    """Run a line that begins with a slash. Raises ExitChat to end the chat."""
+    """Run the slash command in a line. Raises ExitChat to end the chat."""
     name, _, argument = line[1:].partition(" ")
     aliases = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
     target = aliases.get(name.lower(), name.lower())
@@ -354,7 +354,7 @@ def as_markdown(messages: Sequence[Message], system: str | None) -> str:
 
 
 def read_chat(path: Path) -> LoadedChat:
-    """Read a list of messages, or the newest chat in an export of the chat page. Raises ChatFileError."""
+    """Read a list of messages, or the newest chat in an export from the chat page. Raises ChatFileError."""
     from notso.smollm3.values.messages import Message
     from notso.web.chat.files.imports import read_chats
     from notso.web.store.tree import branch

@@ -35,7 +35,7 @@ def escape_control(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Replace all control characters, including newline and tab, with symbols; for untrusted names."""
+    """Replace all control characters, including newline and tab, with symbols. Use it for untrusted names."""
     return escape_control(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
@@ -137,7 +137,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def gigabytes(size_bytes: float) -> str:
-    """Format with decimal units: `1.92 GB`, `6.3 MB`."""
+    """Format a size in decimal units: `1.92 GB`, `6.3 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.2f} {unit}" if unit == "GB" else f"{size_bytes / factor:.1f} {unit}"
@@ -246,7 +246,7 @@ def clean_up_on_signals() -> Iterator[None]:
     finally:
         for each in handled:
             signal.signal(each, signal.SIG_DFL)
-        if received:  # end by the same signal, so that the parent process can see it
+        if received:  # end with the same signal, so that the parent process sees the cause
             os.kill(os.getpid(), received[0])
 
 

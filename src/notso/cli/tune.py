@@ -169,7 +169,7 @@ def _generate_answers(base: Path, adapter: Path | None, questions: Sequence[str]
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
 
-    # Answers are generated greedily and without thinking, so that those before and after tuning are comparable.
+    # Generate greedily and without thinking, so that the answers before and after tuning can be compared.
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
     request_options = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]

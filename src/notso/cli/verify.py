@@ -173,7 +173,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
 
 
 def _receipts_in(receipt: Any) -> list[Any]:
-    # A file has one receipt for each round of tool calls, and one for the final answer.
+    # A file contains a single receipt, or a list: one for each round of tool calls, and one for the final answer.
     return receipt if isinstance(receipt, list) and receipt else [receipt]
 
 
@@ -191,7 +191,7 @@ def _read_json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of the published file if the verified file is probably a damaged copy, else None."""
+    """Return the name of the published file if the verified file is probably a damaged copy, or else None."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:

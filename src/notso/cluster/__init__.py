@@ -1,3 +1,3 @@
-"""On several machines: replicas of the server, run by Ray Serve, and batches, run by Ray Data."""
+"""Run replicas of the server with Ray Serve, and batches with Ray Data, on several machines."""
 
 # Ray is an optional dependency. Only `batch_pool`, `control` and `replica` import it.

@@ -1,4 +1,4 @@
-"""Batch inference with engines on several machines, using Ray Data, which repeats the work of engines that failed."""
+"""Run batch inference on several machines with Ray Data, which repeats the work of engines that have failed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def answers(
     requests_per_call: int,
 ) -> Iterator[str]:
     """Yield answers in order of completion. Raises ClusterError if a worker fails, for example while starting."""
-    # worker_class: called with `options` and `workers` (the number of workers). Returns a callable that maps
-    # {"request": [...]} to {"answer": [...]}.
+    # worker_class: instantiated with `options` and `workers` (the number of workers). Its instances are callables that
+    # map {"request": [...]} to {"answer": [...]}.
     # engines: maximum number of engines; None: one per machine.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work

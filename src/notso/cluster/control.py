@@ -1,4 +1,4 @@
-"""Connection to Ray, and deployment to Ray Serve."""
+"""Connect to Ray, and deploy to Ray Serve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError, last_error
 
-# Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30% of the memory for it.
+# Size of Ray's object store. It holds little data here, and by default, Ray would reserve 30% of the machine's memory
+# for it.
 OBJECT_STORE_BYTES = 100 * 2**20
 POLL_INTERVAL_SECONDS = 0.5
 CONNECT_SECONDS = 10.0
@@ -31,7 +32,7 @@ CONNECT_SECONDS = 10.0
 
 @contextlib.contextmanager
 def ray_connection(address: str | None, cpus: int) -> Iterator[None]:
-    """Connect to Ray at `address` ('auto': on this machine); if None, start Ray. Raises ClusterError."""
+    """Connect to Ray at `address` ('auto': on this machine), or start Ray if it is None. Raises ClusterError."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:

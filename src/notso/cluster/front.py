@@ -1,8 +1,8 @@
 """ASGI layers: one between Ray Serve and the application in a replica, and one in Serve's proxy.
 
 In a replica, `ReplicaMiddleware` delays startup until the model is loaded, and sets a cookie that directs a browser's
-later requests to one replica. It also limits the duration of the page's event stream, because a stopping replica waits
-until its running requests have ended.
+later requests to the same replica. It also limits the duration of the page's event stream, because a stopping replica
+waits until its running requests have ended.
 
 In the proxy, `AffinityMiddleware` adds a session id, which makes Serve send all requests of a client to the same
 replica. That replica has the client's conversations in its cache.
@@ -27,12 +27,12 @@ logger = logging.getLogger("notso.cluster")
 
 FEED_PATH = "/feed"  # path of the event stream that pages keep open
 # When the stream ends, the page reconnects and continues after the last event. If the replica is stopping, the page
-# reaches another one.
+# then reaches another replica.
 FEED_SECONDS = 20.0
 
 
 class ReplicaMiddleware:
-    """ASGI layer of a replica. Startup waits for `ready`, and shutdown for `drain`."""
+    """ASGI layer of a replica. Startup waits for `ready`, and shutdown waits for `drain`."""
 
     def __init__(
         self,

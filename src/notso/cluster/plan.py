@@ -1,4 +1,4 @@
-"""Plan of a cluster, its Ray Serve configuration (without secrets), autoscaling, and detection of stuck engines."""
+"""Plan a cluster, create its Ray Serve configuration (without secrets), autoscale it, and detect stuck engines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ APPLICATION, DEPLOYMENT = "notso", "replica"
 NEEDS_SHARED_STORES = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
 # Seconds within which a stopping replica must finish its answers and the pages' event streams.
 GRACE_SECONDS = 120.0
-# Maximum number of open requests per replica, including the pages' event streams. It is high, because the server
-# itself limits the requests that wait for the engine.
+# Maximum number of open requests per replica, including the pages' event streams. The maximum is high, because the
+# server itself limits the requests that wait for the engine.
 OPEN_REQUESTS = 1000
 # Environment variables with which Ray must be started on each machine.
 ENVIRONMENT = {
@@ -35,7 +35,7 @@ class ClusterPlan:
     requests_per_replica: float = 16.0  # target of autoscaling: number of requests per replica
     host: str = "127.0.0.1"
     port: int = 3000
-    every_machine: bool = True  # whether each machine listens, or only the head node
+    every_machine: bool = True  # whether every machine accepts requests, or only the head node
     release: str = ""  # any text; changing it replaces the replicas gradually, for example after an update
     engine: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Settings, without secrets
@@ -56,7 +56,7 @@ REPLICA_SETTINGS = frozenset({"data_dir", "api_key_file", "allowed_hosts", "trus
 
 
 def check_settings(names: Iterable[str]) -> None:
-    """Raise SettingsError for names of settings that replicas do not support."""
+    """Raise SettingsError if replicas do not support one of the settings."""
     for name in names:
         if name not in REPLICA_SETTINGS:
             raise SettingsError(f"replicas have no setting {name!r}", setting=name)
@@ -124,7 +124,7 @@ def last_error(output: str) -> str:
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]
 
 
-# The number of running and waiting engine requests.
+# Name of the metric that counts running and waiting engine requests.
 METRIC = "requests"
 
 
@@ -157,7 +157,7 @@ class ProgressMonitor:
         self._steps, self._progress_time = -1, 0.0
 
     def record_progress(self, stats: EngineStats, now: float) -> None:
-        """Record the engine's progress at time `now`. Raises EngineError if it is stuck."""
+        """Record the engine's progress at time `now`. Raises EngineError if the engine is stuck."""
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
             self._steps, self._progress_time = stats.steps_total, now
         elif now - self._progress_time > STUCK_SECONDS:

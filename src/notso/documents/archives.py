@@ -32,7 +32,7 @@ def has_zip_signature(file: BinaryIO) -> bool:
 
 
 class Archive:
-    """A ZIP archive. Raises UnreadableError if damaged, encrypted or too large."""
+    """A ZIP archive. Raises UnreadableError if it is damaged, encrypted or too large."""
 
     def __init__(self, file: BinaryIO) -> None:
         file.seek(0)
@@ -80,7 +80,7 @@ class Archive:
 
 
 class XMLEvent(NamedTuple):
-    """A start tag, an end tag, or text between two tags. `name` is the tag's name without namespace, or the text."""
+    """A start tag, an end tag, or text between two tags. `name`: the tag's name without its namespace, or the text."""
 
     kind: Literal["start", "end", "text"]
     name: str
@@ -104,7 +104,7 @@ class XMLEvent(NamedTuple):
 
 
 class Tags(dict[tuple[str, str], Callable[..., None]]):
-    """Methods of a reader by kind and name of the tag.
+    """A reader's methods by kind and name of the tags that they handle.
 
     The decorator `@reads("<p>", "</r>", "t")` marks the method for start tags of `p`, end tags of `r`, and both tags of
     `t`.
@@ -121,7 +121,7 @@ class Tags(dict[tuple[str, str], Callable[..., None]]):
 
 
 def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
-    """Parse XML. Raises UnreadableError if it is invalid, too deep, or declares a document type."""
+    """Parse XML. Raises UnreadableError if it is invalid, nested too deeply, or declares a document type."""
     # Without a document type, XML cannot declare entities, which could expand to any size or refer to other files.
     events: list[XMLEvent] = []
     depth = 0
@@ -160,7 +160,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
 
 
 def check_xml(pieces: Iterator[bytes]) -> None:
-    """Raise UnreadableError if XML is malformed; several times faster than `xml_events`."""
+    """Raise UnreadableError if XML is malformed. This is several times faster than `xml_events`."""
     parser = expat.ParserCreate()
     try:
         for piece in pieces:

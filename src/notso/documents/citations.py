@@ -39,7 +39,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class QuotedSpan:
-    """A quotation in an answer, from `start` to `end`. `number`: that of its document; 0 for [[none]] and claims."""
+    """A quotation in an answer, from `start` to `end`. `number`: its document's number; 0 for [[none]] and claims."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ def format_for_prompt(name: str, text: str) -> str:
 
 
 def replace_newlines(text: str) -> str:
-    """Replace each newline with a space, which keeps the length."""
+    """Replace each newline with a space. The length stays the same."""
     return text.replace("\n", " ")
 
 
@@ -78,7 +78,7 @@ def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
 
 
 def find_claims(answer: str) -> Iterator[QuotedSpan]:
-    """Yield claims: long texts in ordinary quotation marks, outside of code and marked quotations."""
+    """Yield claims: long texts in ordinary quotation marks, outside code and marked quotations."""
     # Long: at least five words, or twelve characters of scripts without spaces.
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
@@ -127,7 +127,7 @@ def locate_quote(text: str, words: str) -> tuple[int, int] | None:
 
 
 def find_missing_claims(texts: Iterable[str], claims: Iterable[QuotedSpan]) -> list[QuotedSpan]:
-    """Return the claims that are in none of the texts. Slow for long texts."""
+    """Return the claims that appear in none of the texts. Slow for long texts."""
     sought = {each: fold_text(each.words) for each in claims}
     for text in texts:
         for start in range(0, len(text), PIECE_CHARACTERS):

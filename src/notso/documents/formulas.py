@@ -1,6 +1,6 @@
-"""Conversion of superscripts, formulas, symbols and list numbers to plain text.
+"""Convert superscripts, formulas, symbols and list numbers to plain text.
 
-Without marks, the text of `10<sup>6</sup>` would be 106, and that of a fraction 1/3 would be 13.
+Without marks, the text of `10<sup>6</sup>` would be 106, and that of the fraction 1/3 would be 13.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from notso.documents.values import UnreadableError
 
 MAX_DEPTH = 500
 SLASHES = ("/", "\u2044")
-MAX_RAISED = 12  # longer ones are small print, not superscripts
+MAX_RAISED = 12  # maximum length of a superscript; longer raised text is small print
 _PLAIN, _RAISED = "0123456789+-\u2212=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ"
 _SUPERSCRIPTS = str.maketrans(_PLAIN, _RAISED)
 _ENCLOSED = re.compile(r"[\w.,]*|.|\([^()]*\)")
@@ -27,7 +27,7 @@ _TEX = ("application/x-tex", "TeX", "LaTeX")
 
 MAX_LEVEL = 8  # maximum level of lists; the outermost level is 0
 MAX_LABEL = 100  # maximum length of a label
-# Other names of number formats, in HTML, style sheets and Office Open XML.
+# Names of number formats in HTML, style sheets and Office Open XML -> the names that `numeral` uses.
 _FORMATS = {
     **dict.fromkeys(("lower-alpha", "lower-latin"), "a"),
     **dict.fromkeys(("upper-alpha", "upper-latin"), "A"),
@@ -44,7 +44,7 @@ _FORMATS = {
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _CARDINALS = "One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve"
 _ORDINALS = "First Second Third Fourth Fifth Sixth Seventh Eighth Ninth Tenth Eleventh Twelfth"
-_FEW: dict[str, Sequence[str]] = {  # further numbers are decimal
+_FEW: dict[str, Sequence[str]] = {  # larger numbers are written in decimal digits
     "One": _CARDINALS.split(),
     "First": _ORDINALS.split(),
     "①, ②, ③, ...": "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳",
@@ -121,9 +121,9 @@ def _struck(text: str) -> str:
 
 
 def raised(text: str) -> str:
-    """Return a superscript as plain text, as in `m²` and `10⁶`. Without digits (`1st`, `®`), it is unchanged."""
+    """Return a superscript as plain text, as in `m²` and `10⁶`. One without digits, such as `®`, is unchanged."""
     core = text.strip()
-    # Letters are more often ordinals (2e, XIXe) than exponents.
+    # Raised letters more often belong to ordinals (2e, XIXe) than to exponents.
     if core.startswith("[") or len(core) > MAX_RAISED or not re.search("[0-9]", core):
         return text
     return text.replace(core, _power(core))
@@ -184,7 +184,7 @@ class _Element:
 
 
 class Formula:
-    """A formula in Office Math or MathML, received as elements. TeX that MathML contains is used unchanged."""
+    """A formula in Office Math or MathML, built from its elements. TeX that MathML contains is used unchanged."""
 
     def __init__(self) -> None:
         self._open = [_Element("", {})]
@@ -364,7 +364,7 @@ def _chinese(number: int, is_japanese: bool) -> str:
 
 
 def slide_label(form: str, number: int) -> str:
-    # form: PowerPoint's name of a format and its punctuation, such as arabicPeriod.
+    # form: PowerPoint's name for a number format and its punctuation, such as arabicPeriod.
     found = re.fullmatch("([A-Za-z0-9]+?)(Period|ParenR|ParenBoth|Plain|Minus)", form)
     style, punctuation = found.groups() if found else ("", "Period")
     marks = {"Period": "{}.", "ParenR": "{})", "ParenBoth": "({})", "Plain": "{}", "Minus": "{}-"}
@@ -376,13 +376,13 @@ class ListLevel:
     form: str = ""
     text: str = ""  # as in Office Open XML, such as `%1.%2`
     start: int = 0
-    restarts_after: int = MAX_LEVEL  # items of levels below this one restart the numbering
+    restarts_after: int = MAX_LEVEL  # an item of a level below this number restarts the numbering
     is_decimal: bool = False
 
 
 class ListNumbers:
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}  # of the current item and the items that contain it, by level
+        self._numbers: dict[int, int] = {}  # level -> number of the current item, or of the item that contains it
 
     def restart(self, level: int) -> None:
         self._numbers = {at: number for at, number in self._numbers.items() if at < level}
@@ -390,7 +390,7 @@ class ListNumbers:
     def next(self, levels: Mapping[int, ListLevel], level: int, start: int | None = None) -> str:
         # Numbers an item (from `start`, if given), and returns its label.
         numbers, own = self._numbers, levels.get(level, ListLevel())
-        for outer in range(level):  # levels without an item count, too
+        for outer in range(level):  # a level without an item is counted as well
             numbers.setdefault(outer, levels.get(outer, ListLevel()).start)
         numbers[level] = start if start is not None else numbers[level] + 1 if level in numbers else own.start
         for inner in range(level + 1, MAX_LEVEL + 1):

@@ -1,4 +1,4 @@
-"""Detect a document's kind (by content, then by file name), and read each kind."""
+"""Detect a document's kind (by content, then by file name), and read its text."""
 
 from __future__ import annotations
 

@@ -38,9 +38,10 @@ _BLOCKS = {
 _UNSEEN_INPUTS = ("hidden", "password", "submit", "button", "reset", "image", "file", "range", "color")
 _FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "del": Struck, "s": Struck, "strike": Struck}
 _ALIGNED = re.compile(r"vertical-align\s*:\s*(super|sub)\b")
-_CLASS = re.compile(r"[a-z]*\.([\w-]+)", re.IGNORECASE)  # a selector
+_CLASS = re.compile(r"[a-z]*\.([\w-]+)", re.IGNORECASE)  # a selector of a class
 _BULLETED = ("ul", "menu", "dir")
-_MARKS = {"rt": "(", "option": " "} | {f"h{level}": f"\n{'#' * level} " for level in range(1, 7)}  # before the text
+# Inserted before the text of these elements.
+_MARKS = {"rt": "(", "option": " "} | {f"h{level}": f"\n{'#' * level} " for level in range(1, 7)}
 _LIST_STYLE = re.compile(
     r"list-style(?:-type)?\s*:[^;]{0,99}?\b"
     r"(none|disc|circle|square|decimal(?:-leading-zero)?|(?:low|upp)er-(?:alpha|latin|roman))\b"
@@ -85,7 +86,7 @@ class _Table:
 @dataclass
 class _List:
     form: str = ""  # format of the numbers; empty: the items have bullets
-    number: int | None = None  # that of the next item; None: the list is reversed, and its last item is number 1
+    number: int | None = None  # number of the next item; None: the list is reversed, and its last item is number 1
     step: int = 1
     items: int = 0
     unnumbered: list[int] = field(default_factory=list)  # positions of items whose number is not known yet
@@ -142,7 +143,7 @@ class _Text(HTMLParser):
             self._start_shown(tag, values)
 
     def _starts_in_formula(self, tag: str, values: Mapping[str, str | None], is_hidden: bool) -> bool:
-        # Handles the tag if it is part of a formula.
+        # Handles the tag if it is part of a formula, and returns whether it is.
         name, formula = tag.rpartition(":")[2], self._formula_with(tag)
         if formula is None and (name != "math" or is_hidden):
             return False
@@ -151,7 +152,7 @@ class _Text(HTMLParser):
         return True
 
     def _formula_with(self, tag: str) -> Formula | None:
-        # Returns the formula that contains the tag. Elements of HTML end a formula that was not closed.
+        # Returns the formula that contains the tag. HTML elements end a formula that was not closed.
         if tag in _BLOCKS or tag in _IMPLIED_ENDS:
             self._end_formula()
         return self._formula
@@ -362,7 +363,7 @@ def _style_form(style: str) -> type[str] | None:
 
 
 def class_forms(sheet: str) -> dict[str, type[str]]:
-    """Return the classes for superscripts, subscripts and struck-through text in a style sheet."""
+    """Return the classes that a style sheet defines for superscripts, subscripts and struck-through text."""
     forms: dict[str, type[str]] = {}
     for rule in sheet.split("}"):
         selectors, _, style = rule.rpartition("{")
@@ -373,7 +374,7 @@ def class_forms(sheet: str) -> dict[str, type[str]]:
 
 
 def html_text(html: str, forms: Mapping[str, type[str]] | None = None) -> tuple[str, str]:
-    """Return title and visible text. Raises UnreadableError.
+    """Return the title and the visible text. Raises UnreadableError.
 
     forms: the result of `class_forms` for style sheets in other files.
     """

@@ -1,4 +1,4 @@
-"""Streaming readers of PPTX, OpenDocument, EPUB and FB2, and parts of the reader of DOCX."""
+"""Read PPTX, OpenDocument, EPUB and FB2 as streams; also contains parts of the DOCX reader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
     *("header-decl", "footer-decl", "date-time-decl"),
 }
-_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))  # elements, and a `display` that hides text
+# Elements, and the value of `display` that hides their text.
+_ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Page:
         self.prefix, self.paragraph = self.outer.pop()
 
     def read_reading(self, event: XMLEvent) -> str:
-        """Handle a tag of a ruby annotation. At its end, remove it from the paragraph and return it in parentheses."""
+        """Handle a tag of a ruby annotation. At the end tag, cut it from the paragraph and return it in parentheses."""
         if event.is_start:
             self.reading_start = len(self.paragraph)
             return ""
@@ -129,7 +130,7 @@ class Page:
         self._add_table(chart.rows())
 
     def add_blocks(self, blocks: list[str]) -> None:
-        """Move all blocks of a list to the end."""
+        """Move all of `blocks` to the end of the page or open cell."""
         self._open_blocks().extend(filter(None, blocks))
         blocks.clear()
 
@@ -239,7 +240,7 @@ def read_ods(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     styles.read(optional_events(archive, "content.xml"), "body")
     names = {each.encode() for each, form in styles.forms.items() if form is not str}
     start = next(archive.pieces("content.xml"), b"") if names and "content.xml" in archive.names else b""
-    root = re.search(rb"<([\w:-]+document-content)\b[^<>]*>", start)  # with the declarations of namespaces
+    root = re.search(rb"<([\w:-]+document-content)\b[^<>]*>", start)  # with the namespace declarations
 
     def read_text(cell: bytes) -> str:
         with suppress(UnreadableError):
@@ -311,7 +312,7 @@ class _ODFReader(PageReader):
         self.page.paragraph.append(form(re.sub(r"\s+", " ", text)))
 
     def end(self) -> None:
-        if not self._kind:  # otherwise, all pages are finished
+        if not self._kind:  # otherwise, all pages are already finished
             self.page.add_blocks(self._charts)
             self.finished.append(self.page.text())
         if text := self._notes.text():
@@ -440,7 +441,7 @@ class _ODFReader(PageReader):
 
 
 def _odf_object(events: Iterator[XMLEvent]) -> tuple[str, str]:
-    # Returns the text of an embedded formula, in one line, or else the text of an embedded chart, in paragraphs.
+    # Returns the text of an embedded formula, on one line, or else the text of an embedded chart, in paragraphs.
     formula, is_formula = Formula(), True
     for event in events:
         if event.kind == "start" and event.name == "chart":
@@ -513,7 +514,7 @@ class _FB2Reader(PageReader):
 
 
 def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
-    """Yield the chapters of a book in order. Raises UnreadableError if none can be read."""
+    """Yield the chapters of a book in order. Raises UnreadableError if no chapter can be read."""
     archive = Archive(file)
     if "META-INF/rights.xml" in archive.names:
         raise UnreadableError("is protected by DRM", "document_protected")
@@ -537,7 +538,7 @@ def read_epub(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
         try:
             name = resolve_member(folder, unquote(files.get(each, "").partition("#")[0]))
             _, text = html_text(decode_guessing(archive.read(name), is_markup=True)[0], forms)
-        except UnreadableError as error:  # a missing file or an image
+        except UnreadableError as error:  # the file is missing or is an image
             problems.append(error)
             continue
         if text:
@@ -555,7 +556,7 @@ def office_title(file: BinaryIO) -> str:
 
 
 def title_of(events: Iterable[XMLEvent], name: str) -> str:
-    """Return the text of the first element of this name before the body."""
+    """Return the text of the first element with this name before the body."""
     inside = False
     for event in takewhile(_is_before_body, events):
         if inside and event.kind == "text":
@@ -780,7 +781,7 @@ class _DrawingReader(PageReader):
 
     @reads("<chart>")
     def _read_chart(self, event: XMLEvent) -> None:
-        if "id" in event.attributes:  # otherwise, an animation of a chart
+        if "id" in event.attributes:  # otherwise, the tag belongs to an animation of a chart
             self.page.add_chart(optional_events(self._archive, self._parts.get(event.get("id"), ("", ""))[1]))
 
 

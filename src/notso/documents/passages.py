@@ -39,7 +39,7 @@ def page_at(pages: Sequence[int], place: int) -> int:
 
 
 def split_into_passages(text: str, pages: Sequence[int]) -> Iterator[Passage]:
-    """Split each page of `text` at ends of sentences or lines, into passages of up to about PASSAGE_TOKENS tokens."""
+    """Split each page of `text` into passages of up to about PASSAGE_TOKENS tokens, at ends of sentences or lines."""
     # The passages of a page have similar lengths, because BM25 would rank a short remainder above longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _split_units(text, start, end)]

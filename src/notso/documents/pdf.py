@@ -47,8 +47,8 @@ _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\uf
 # A number, with the line breaks before and after it.
 _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
 _DENOMINATOR = re.compile("[/\u2044][0-9]+")
-# Height, rise and distance of a superscript, and width of a space, relative to the height of the character before it.
-# Text beside a drop cap is not raised as far as a superscript.
+# Limits on the height, rise and distance of a superscript, and on the width of a space, relative to the height of the
+# character before it. Text beside a drop cap is raised less than a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
 MAX_FIELDS = 1_000  # maximum number of form fields per page
 MAX_DISTANCE = 300.0  # maximum distance of a field's value from its label, in points
@@ -195,7 +195,7 @@ class _PageText:
                 yield *word.span(), "".join(letter for _, letter in letters)
 
     def _field_values(self, fields: Sequence[tuple[Box, str]]) -> Iterator[tuple[int, int, str]]:
-        # Moves the values of form fields, which PDFium returns after the other text, to the nearest text in the same
+        # Moves the values of form fields, which PDFium returns after the other text, to the nearest text on the same
         # line.
         boxes = ((at, self.box(at)) for at, letter in enumerate(self.text) if not letter.isspace())
         letters = sorted(((box[1] + box[3]) / 2, at, box) for at, box in boxes)
@@ -373,7 +373,7 @@ class PageDrawer:
             raise UnreadableError(f"could not be drawn: {error}", "document_unread") from None
 
     def draw(self) -> bytes:
-        """Return the page as PNG. Raises UnreadableError."""
+        """Return the page as a PNG image. Raises UnreadableError."""
         try:
             image = self._child.answer()
         except ConfinedWorkError as error:
@@ -389,7 +389,7 @@ class PageDrawer:
 
 
 def main() -> None:
-    """Draw a page. Stdin contains its number, followed by the PDF file."""
+    """Draw a page. Stdin contains the page number, followed by the PDF file."""
     from pypdfium2 import PdfDocument, PdfiumError
 
     def work(request: bytes) -> bytes:
@@ -418,7 +418,7 @@ def draw_page(document: PdfDocument, page: int) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes, stride: int, channels: int) -> bytes:
-    """Encode pixels as PNG. Rows have `stride` bytes. Pixels have 3 or 4 channels; the fourth is ignored."""
+    """Encode pixels as PNG. A row has `stride` bytes, and a pixel 3 or 4 channels; the fourth is ignored."""
     rows = []
     for at in range(0, height * stride, stride):
         row = pixels[at : at + channels * width]
