@@ -1,4 +1,4 @@
-"""Command-line interface: one module per command. Slow modules are imported only by commands, to keep `--help` fast."""
+"""Command-line interface: one module per command. Commands import slow modules only when run, to keep `--help` fast."""
 
 from __future__ import annotations
 

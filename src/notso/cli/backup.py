@@ -51,7 +51,7 @@ def backup(
 
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
-    """Copy the chat database from `server` or the data directory to a new file."""
+    """Copy the chat database from `server` (None: the data directory) to a new file."""
     from notso.web.store.sqlite.store import back_up_directory
     from notso.web.values.settings import default_data_dir
 

@@ -1,4 +1,4 @@
-"""`notso chat`: interactive chat in the terminal."""
+"""`notso chat`: chat in the terminal."""
 
 from __future__ import annotations
 

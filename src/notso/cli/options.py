@@ -1,4 +1,4 @@
-"""Define the command-line options that several commands share: names, help texts and validation.
+"""Define the options that several commands share: names, help texts and validation.
 
 Sampling options of `run` and `chat`, and settings of `serve`, are generated from field metadata.
 """

@@ -108,7 +108,7 @@ class ChatSession:
         except BaseException:
             self.engine = self.open_engine(None if previous.info.is_demo else Path(previous.info.path), self.is_first)
             raise
-        self.is_first, self.adapter = False, None  # an adapter applies only to the model it was made for
+        self.is_first, self.adapter = False, None  # an adapter applies only to the model that it was made for
         self.context_used_tokens = 0
         return dropped_adapter
 

@@ -35,7 +35,7 @@ def escape_control(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Replace all control characters, including newline and tab, with symbols. Use it for untrusted names."""
+    """Replace control characters, including newline and tab, with symbols. Use for untrusted names."""
     return escape_control(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 

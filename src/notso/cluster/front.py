@@ -32,7 +32,7 @@ FEED_SECONDS = 20.0
 
 
 class ReplicaMiddleware:
-    """ASGI layer of a replica. Startup waits for `ready`, and shutdown waits for `drain`."""
+    """ASGI layer of a replica. Startup waits for `ready`; shutdown waits for `drain`."""
 
     def __init__(
         self,

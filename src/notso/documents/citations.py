@@ -79,7 +79,7 @@ def find_marked_quotes(answer: str) -> Iterator[QuotedSpan]:
 
 def find_claims(answer: str) -> Iterator[QuotedSpan]:
     """Yield claims: long texts in ordinary quotation marks, outside code and marked quotations."""
-    # Long: at least five words, or twelve characters of scripts without spaces.
+    # Long: at least five words, or twelve characters in scripts without spaces.
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
     for mark in find_marked_quotes(blanked):

@@ -171,7 +171,7 @@ class _Element:
         return [text for name, text, _ in self.parts if name and (not names or name in names)]
 
     def part(self, name: str, at: int) -> str:
-        """Return a part by its name (Office Math) or position (MathML)."""
+        # Returns the text of a part, found by its name (Office Math) or position (MathML).
         found = self.texts(name) or self.texts()[at : at + 1]
         return found[0] if found else ""
 

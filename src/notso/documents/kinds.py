@@ -77,9 +77,10 @@ def preload_modules(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, title function and pages. Raises UnreadableError, as do the title function and iteration over pages.
+    """Return the kind, a title function and the pages.
 
-    Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance.
+    Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance. Raises UnreadableError,
+    as do the title function and iteration over the pages.
     """
     if container == "pdf":
         return "PDF", lambda: pdf.pdf_title(file), pdf.read_pdf(file, warnings, announce)

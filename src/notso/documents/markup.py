@@ -38,7 +38,7 @@ _BLOCKS = {
 _UNSEEN_INPUTS = ("hidden", "password", "submit", "button", "reset", "image", "file", "range", "color")
 _FORMS: dict[str, type[str]] = {"sup": Raised, "sub": Lowered, "del": Struck, "s": Struck, "strike": Struck}
 _ALIGNED = re.compile(r"vertical-align\s*:\s*(super|sub)\b")
-_CLASS = re.compile(r"[a-z]*\.([\w-]+)", re.IGNORECASE)  # a selector of a class
+_CLASS = re.compile(r"[a-z]*\.([\w-]+)", re.IGNORECASE)  # a class selector
 _BULLETED = ("ul", "menu", "dir")
 # Inserted before the text of these elements.
 _MARKS = {"rt": "(", "option": " "} | {f"h{level}": f"\n{'#' * level} " for level in range(1, 7)}

@@ -68,7 +68,7 @@ class Page:
         self.paragraph.append(Raised(mark) if is_apart else f"[{mark}]")
 
     def start_box(self) -> None:
-        """Begin a note or a text box within the paragraph, which continues after `end_box`."""
+        # Begins a note or a text box within the paragraph. The paragraph continues after `end_box`.
         self.outer.append((self.prefix, self.paragraph))
         self.prefix, self.paragraph = "", []
 
@@ -86,7 +86,7 @@ class Page:
         return reading and f"({reading})"
 
     def read_table(self, event: XMLEvent) -> None:
-        """Handle a tag of a table, row or cell; ignore other tags."""
+        # Handles a tag of a table, row or cell, and ignores other tags.
         start = event.is_start
         match _TABLE_PARTS.get(event.name):
             case "table":
@@ -123,14 +123,14 @@ class Page:
             self.tables[-1] += [self.tables[-1][-1]] * times
 
     def add_chart(self, events: Iterable[XMLEvent]) -> None:
-        """Add the titles and values of a chart in Office Open XML."""
+        # Adds the titles and values of a chart in Office Open XML.
         self.end_paragraph()
         chart = Chart(events)
         self._open_blocks().append(f"Chart: {chart.titles()}".rstrip(" :"))
         self._add_table(chart.rows())
 
     def add_blocks(self, blocks: list[str]) -> None:
-        """Move all of `blocks` to the end of the page or open cell."""
+        # Moves all of `blocks` to the end of the page or of the open cell.
         self._open_blocks().extend(filter(None, blocks))
         blocks.clear()
 
@@ -290,7 +290,7 @@ class _ODFReader(PageReader):
         super().__init__()
         self._styles, self._events, self._archive = styles, paired(events), archive
         self._main, self._notes = self.page, Page()  # `page` is one of them
-        self._citation = ""  # of the next note
+        self._citation = ""  # mark of the next note
         self._numbers = _ODFNumbers(styles)
         self._outer: list[tuple[Page, _ODFNumbers]] = []  # paragraphs that contain the current note or text box
         self._forms: list[type[str] | None] = []  # of the open paragraphs and spans

@@ -283,7 +283,7 @@ def _is_superscript(box: Box, base: Box) -> bool:
 
 
 def _is_subscript(box: Box, base: Box) -> bool:
-    # Smaller text extends below the larger text only if it is lowered.
+    # Smaller text extends below the larger text before it only if it is lowered.
     height = _height(base)
     return (
         0 < MIN_SUPERSCRIPT_HEIGHT * height <= _height(box) <= MAX_SUPERSCRIPT_HEIGHT * height
@@ -307,7 +307,7 @@ def join_hyphenated(text: str) -> str:
 
 
 def remove_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without headers and footers: lines that are the same on most pages, except for page numbers."""
+    """Return pages without headers and footers (lines that are the same on most pages, except for page numbers)."""
     split = [page.strip("\n").split("\n") for page in pages]
     places: dict[tuple[bool, str], list[tuple[int, str]]] = {}  # (top, line without numbers) -> pages and lines
     for page, lines in enumerate(split):
