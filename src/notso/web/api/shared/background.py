@@ -1,8 +1,8 @@
-"""Responses that survive a restart: background responses, and streams with X-Conversation-Id and `store`.
+"""Continue responses after a restart: background responses, and streams with X-Conversation-Id and `store`.
 
 Until such a response ends, its request, seed and tokens are stored in the database. If its process stops, another
 process continues the response under the same id: it repeats the request internally and replays the stored tokens.
-Clients receive the same events as without interruption.
+Clients receive the same events as they would without the interruption.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from notso.web.values.durations import current_ms
 
 LONGEST_RETRY_SECONDS = 30
 MAX_FAILURES = 8
-"""An internal request is given up after this many responses with status 503; the pauses total about ten minutes."""
+"""An internal request fails after this many responses with status 503, that is, after about ten minutes of pauses."""
 LONGEST_PAUSE_SECONDS = 300
 
 
@@ -62,13 +62,13 @@ def internal_scope(app: FastAPI | None, path: str, caller: Caller) -> Scope:
 
 
 class Repetition:
-    """Repeats an internal request: after status 429 until the limit or quota is reset, after 503 only a few times."""
+    """Waits between attempts at an internal request. After status 503, but not after 429, attempts are limited."""
 
     def __init__(self) -> None:
         self._failures = 0
 
     async def wait(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Wait before a repetition. Return False if the response is final."""
+        """Wait before the next attempt. Return False if there must be none."""
         self._failures += status == 503
         if status != 429 and (status != 503 or self._failures >= MAX_FAILURES):
             return False
@@ -136,7 +136,7 @@ class BackgroundResponses:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(NotsoError):  # the database is unreachable; the leases will expire
+        with contextlib.suppress(NotsoError):  # if the database is unreachable, the leases expire later
             await self._shared.store.records.release_unfinished_responses(self._holder)
 
     async def persist(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
@@ -171,7 +171,7 @@ class BackgroundResponses:
         stream.follow_task.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
 
     async def _forget(self, owner: str, response_id: str) -> None:
-        # The response may be in the database even if storing it failed. This process would then continue it.
+        # Storing the response may have succeeded in spite of the error. A process would then continue it.
         with contextlib.suppress(NotsoError):
             await self._shared.store.records.delete_unfinished_response(owner, response_id)
         self._own_ids.discard(response_id)
@@ -187,16 +187,16 @@ class BackgroundResponses:
             if state == saved_state or state[:2] == ("", replayed):  # nothing is new, or the model is still loading
                 continue
             progress = json.dumps(asdict(record.since(stored)) | {"is_read": stream.is_read})
-            with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
+            with contextlib.suppress(NotsoError):  # if the database is unreachable, the next round tries again
                 is_further, records = record.tokens > replayed, self._shared.store.records
                 await records.save_progress(response_id, self._holder, stored, progress, is_further=is_further)
                 saved_state, stored = state, state[1]
 
     async def _on_end(self, owner: str, response_id: str, stream: ResumableStream) -> None:
         if stream.is_continued():
-            return  # the unfinished response stays stored
+            return  # the unfinished response stays stored for the process that continues it
         while True:
-            with contextlib.suppress(NotsoError):  # the database is unreachable; try again below
+            with contextlib.suppress(NotsoError):  # if the database is unreachable, the loop tries again
                 await self._shared.store.records.delete_unfinished_response(owner, response_id)
                 self._own_ids.discard(response_id)
                 return
@@ -209,7 +209,7 @@ class BackgroundResponses:
     async def _claim_responses(self, app: FastAPI, inner_app: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared
         while True:
-            with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
+            with contextlib.suppress(NotsoError):  # if the database is unreachable, the next round tries again
                 if is_shared:
                     await records.renew_unfinished_responses(self._holder, current_ms())
                 # If no other server shares the store, all leases belong to earlier processes and count as expired.
@@ -238,7 +238,7 @@ class BackgroundResponses:
         status, error = await self._repeat_request(app, inner_app, unfinished, caller)
         if error.get("param") == "replay" and not await _has_read_events(unfinished):
             # The tokens cannot be replayed, because the model or the version of the numerical code has changed. The
-            # response can start again, because none of its events have been sent.
+            # response can start over, because none of its events have been sent.
             status, error = await self._repeat_request(app, inner_app, replace(unfinished, progress=""), caller)
         if status != 200:
             message = str(error.get("message", "the response could not be continued"))
@@ -251,7 +251,7 @@ class BackgroundResponses:
         scope: Scope = {**internal_scope(app, unfinished.path, caller), UNFINISHED: unfinished}
         scope["headers"] += [(name.encode(), value.encode()) for name, value in json.loads(unfinished.headers).items()]
         body, repetition = await asyncio.to_thread(unfinished.body.encode), Repetition()
-        await self._shared.engine.wait_for_first_load()  # loading may take longer than all repetitions together
+        await self._shared.engine.wait_for_first_load()  # loading may take longer than all attempts together
         while True:
             status, headers, answer = await send_internal(inner_app, {**scope, "state": {}}, body)
             if status == 503 and self._shared.stopping:
@@ -357,7 +357,7 @@ def resumed_response(request: Request) -> UnfinishedResponse | None:
 
 
 def response_identity(request: Request, prefix: str) -> tuple[str, int]:
-    """Return the response's id and creation time in seconds; both survive a restart."""
+    """Return the response's id and creation time (in seconds), which a restart does not change."""
     unfinished = resumed_response(request)
     return new_id(prefix) if unfinished is None else unfinished.id, created_ms(request) // 1000
 

@@ -24,7 +24,7 @@ class BatchLine:
 
 
 def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
-    """Parse a line. Of its body, check only `stream` and `background`. Raises ApiError."""
+    """Parse a line, but check only `stream` and `background` in its body. Raises ApiError."""
     if len(content) > MAX_LINE_BYTES:
         raise line_too_long()
     entry = parse_object(content)

@@ -1,4 +1,4 @@
-"""Chat completion bodies built from events: choices, token counts, timings and log probabilities."""
+"""Build chat completion bodies from events: choices, token counts, timings and log probabilities."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def legacy_logprobs(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, An
         listed["tokens"].append(_token_text(token))
         listed["token_logprobs"].append(None if is_first else max(token.logprob, IMPOSSIBLE))
         listed["top_logprobs"].append(None if is_first else top)
-        # A token whose bytes start in the middle of a character has the offset of that character.
+        # The offset of a token whose bytes start in the middle of a character is the offset of that character.
         listed["text_offset"].append(offset - (not _count_character_starts(token.bytes[:1])))
         offset += _count_character_starts(token.bytes)
     return listed
@@ -47,7 +47,7 @@ def count_characters(tokens: Iterable[TokenLogprob]) -> int:
 
 
 def _count_character_starts(data: Sequence[int]) -> int:
-    # Counts the characters that begin in these bytes: UTF-8 continuation bytes are 10xxxxxx.
+    # Counts the characters that begin in these bytes. Bytes of the form 10xxxxxx continue a character in UTF-8.
     return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
@@ -68,7 +68,7 @@ OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
 @dataclass(slots=True)
 class Choice:
-    raw_thinking: bool = False  # include the reasoning in the content, within tags
+    raw_thinking: bool = False  # whether the content includes the reasoning, between tags
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Choice:
         return None
 
     def timings_so_far(self, event: Event) -> dict[str, Any]:
-        """Return the chunk's field `timings`, if requested."""
+        """Return the chunk's field `timings`, or {} if it has none."""
         so_far = self.live_timings.feed(event) if self.live_timings is not None else None
         return {} if so_far is None else {"timings": so_far}
 
@@ -201,7 +201,7 @@ def collect_choice(events: Iterable[Event], **options: bool) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Fields that all chunks of one response repeat."""
+    """Fields that are the same in all chunks of a response."""
 
     model: str
     fingerprint: str
@@ -238,7 +238,7 @@ def fingerprint(info: ModelInfo) -> str:
 
 
 def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
-    """Return token counts. Each prompt counts once, even if several choices share it."""
+    """Return token counts. Each prompt is counted once, even if several choices share it."""
     usages = list(_usages(choices))
     prompt_usages = list(_usages(choices[:: max(1, len(choices) // prompts)]))
     prompt = sum(usage.prompt_tokens for usage in prompt_usages)
@@ -289,8 +289,8 @@ def _per_token_ms(milliseconds: float, tokens: int) -> float:
 
 
 def parse_arguments(call: ToolCall) -> Any:
-    # Models may write escapes of lone surrogates, and numbers beyond the range of doubles. Response bodies can
-    # contain neither.
+    # Models may write escapes of lone surrogates, or numbers beyond the range of doubles. Response bodies cannot
+    # contain either.
     value = json.loads(call.arguments, parse_float=lambda text: max(-_LARGEST, min(_LARGEST, float(text))))
     return json.loads(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False)))
 
@@ -305,7 +305,7 @@ class LiveTimings:
         self._started_at = self._first_token_at = 0.0
 
     def feed(self, event: Event) -> dict[str, Any] | None:
-        """Return the `timings` so far for a progress, reasoning or text event, otherwise None."""
+        """Return the `timings` up to a progress, reasoning or text event, or None for other events."""
         now = time.monotonic()
         self._started_at = self._started_at or now
         if event.progress is not None:

@@ -26,8 +26,8 @@ ONE_TOKEN = (SamplingParams(max_tokens=1),)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
     dimensions: int | None = None  # rejected if it differs from the model's number of dimensions
-    as_base64: bool = False  # return the numbers as base64
-    truncate: bool = False  # cut texts that do not fit the context, instead of rejecting them
+    as_base64: bool = False  # whether to return the numbers as base64
+    truncate: bool = False  # whether to cut texts that do not fit the context, instead of rejecting them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Embeddings:
 
 
 async def compute_embeddings(request: Request, api_request: EmbeddingRequest) -> Embeddings:
-    """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work.
+    """Compute embeddings, up to `max_num_seqs` at a time. Stops if the client disconnects.
 
     Raises ApiError or NotsoError.
     """

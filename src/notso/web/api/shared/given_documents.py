@@ -1,4 +1,4 @@
-"""Documents in API requests. Files are parsed in child processes. Quotations in answers must occur in the documents."""
+"""Parse documents in API requests (files: in child processes), and limit answers' quotations to their text."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _NO_URL = "send file_data with a filename, or file_id; URLs are not fetched"
 _DATA_URL = re.compile(r"data:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents by `RequestFile.key`: the id of a stored file, or the base64 text's digest and the file's name."""
+"""Parsed documents by `RequestFile.key`: a stored file's id, or the digest of the base64 text and the file's name."""
 NO_FILES: Files = {}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFile:
-    """A file in the field `param`: base64 text or a stored file's id."""
+    """A file in the field `param`, given as base64 text or as a stored file's id."""
 
     data: str
     name: str
@@ -61,7 +61,7 @@ class RequestFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestDocument:
-    name: str  # in the prompt
+    name: str  # shown in the prompt
     text: str
     is_quoted: bool  # whether the answer may quote this document
     starts: tuple[int, ...] = (0,)  # character offsets of its pages or blocks
@@ -122,7 +122,7 @@ async def read_body_with_files(
     find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Like `read_body`, but parse the files too. Raises ApiError for a file: 404 if unknown, 400 if unreadable."""
+    """Parse a body like `read_body`, and its files. Raises ApiError: 404 for an unknown file, 400 if it is unreadable."""
 
     def find_or_parse(body: Mapping[str, Any]) -> T | list[RequestFile]:
         return list(find_files(body)) or parse(body, NO_FILES)
@@ -162,7 +162,7 @@ def inline_files(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
         kind = "input_text" if part["type"] == "input_file" else "text"
         for name in [name for name, value in file.items() if name in _INLINED_FIELDS or value in (None, "")]:
             del file[name]
-        if not part.get("file"):  # the file's other fields are kept, so that they are named as ignored
+        if not part.get("file"):  # the file's other fields are kept, so that the response lists them as ignored
             part.pop("file", None)
         part.update(type=kind, text=f"{text}\n")
     return body
@@ -193,7 +193,7 @@ def has_quoting_fields(options: RequestOptions) -> bool:
 
 
 def _file_parts(body: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], RequestFile]]:
-    # For each part that contains a file, yields the part, the object with the file's fields, and their RequestFile.
+    # For each part that contains a file, yields the part, the object with the file's fields, and the RequestFile.
     for name in ("messages", "input"):
         items = body.get(name)
         for at, message in enumerate(items if isinstance(items, list) else ()):
@@ -228,7 +228,7 @@ def _shown_name(file: Mapping[str, Any], document: Document) -> str:
 
 
 def file_key(data: str, name: str) -> str:
-    # The name is part of the key, because it also determines the file's format and title.
+    # The name is part of the key, because it determines the file's format and title.
     return f"{hashlib.sha256(data.encode('utf-8', 'surrogatepass')).hexdigest()} {name}"
 
 

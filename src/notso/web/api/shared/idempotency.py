@@ -1,4 +1,4 @@
-"""Idempotency-Key: for 24 hours, a repeated request gets the stored response to the first one, on any replica."""
+"""Answer a repeated Idempotency-Key with the stored response to the first request, for 24 hours, on any replica."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_STORED_BYTES = 16 * 1024 * 1024
 """Maximum size of a stored response; larger ones are delivered, but not stored."""
 NOT_STORED = ("content-length", "x-request-id", "date", "server")
-"""Response headers that are not stored, because they belong to a single delivery."""
+"""Response headers that are not stored, because each delivery has its own."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _log = logging.getLogger("notso.web.api")
 
@@ -56,7 +56,7 @@ class _Recording:
     key: tuple[str, str]  # owner and Idempotency-Key
     digest: bytes  # of the request
     log: AnswerLog
-    replayed: bool = False  # the response was generated for an earlier request
+    replayed: bool = False  # whether the response was generated for an earlier request
     task: asyncio.Task[None] | None = None
 
 
@@ -242,7 +242,7 @@ def _claim_key(owner: str, key: str) -> tuple[str, str]:
 
 def _request_digest(scope: Scope, body: bytes) -> bytes:
     digest = hashlib.sha256()
-    # The boundary of a multipart form is removed, because a repeated form has a new one.
+    # The boundary of a multipart form is removed, because it differs each time a form is sent.
     if boundary := multipart_boundary(Headers(scope=scope).get("content-type", "")):
         body = body.replace(b"--" + boundary, b"--")
     for part in (scope["path"].encode(), scope.get("query_string", b""), body):

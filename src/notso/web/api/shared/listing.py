@@ -1,4 +1,4 @@
-"""Cursor pagination of the list endpoints of OpenAI and Anthropic, and dates of listed model files."""
+"""Paginate lists in OpenAI's and Anthropic's APIs with cursors, and date the listed model files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from notso.web.api.request_fields.fields import invalid_field
 
 PAGE = "page_"
-"""Prefix of a cursor of Anthropic's API, returned as `next_page` and sent as `page` of the next request."""
+"""Prefix of the cursor that Anthropic's API returns as `next_page` and accepts as the next request's `page`."""
 
 NANOSECONDS_PER_SECOND = 1_000_000_000
-# Start of the last day that `datetime` can represent. Rounding a time near its end could give the year 10000.
+# Start of the last day that `datetime` can represent. Rounding a time near the end of that day could give the year
+# 10000.
 _LATEST_NS = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * NANOSECONDS_PER_SECOND
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -56,7 +57,7 @@ def modified_ns(path: str | Path) -> int:
     """Return a model file's modification time in ns (years 1970 to 9999), or 0 if there is no such file."""
     try:
         return max(0, min(Path(path).stat().st_mtime_ns, _LATEST_NS)) if path else 0
-    except OSError:  # removed or moved, or no longer readable
+    except OSError:  # removed, moved or no longer readable
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Receipts in API responses: records of the model, seed, parameters and token ids, which `notso verify` can check.
+"""Add receipts to API responses: records of the model, seed, parameters and token ids, which `notso verify` can check.
 
 The request header `x-notso-receipt: open` adds the field `notso_receipt` to the response, or to the last event of a
 stream. With `sealed`, the receipt contains hashes instead of the conversation.

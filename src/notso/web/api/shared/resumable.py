@@ -40,7 +40,7 @@ class AnswerLog:
 
     def __init__(self, id: str = "", body: Any = None, stopped_event: bytes = b"") -> None:
         self.id = id  # of the answer
-        self.stopped_event = stopped_event  # sent by other replicas if this one stops before the end
+        self.stopped_event = stopped_event  # other replicas send it if this replica stops before the end
         self.body = body  # JSON, preliminary until the answer is finished
         self.sse_events: list[bytes] = []
         self.finished = False
@@ -49,7 +49,7 @@ class AnswerLog:
 
     @property
     def number(self) -> int:
-        """Number of changes so far: events, plus one for the end."""
+        """Number of changes so far: one per event, and one for the end."""
         return len(self.sse_events) + self.finished
 
     def add(self, sse_events: Iterable[bytes]) -> None:
@@ -123,7 +123,7 @@ class RemoteAnswer:
         self._exchange.send("read answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
-        """Yield numbered events from number `start`, and pings while there are none."""
+        """Yield numbered events, starting at `start`, and pings while no events arrive."""
         number, silent_s = start, 0.0
         while True:
             for event in self.log.sse_events[number:]:
@@ -175,7 +175,7 @@ class RemoteAnswers:
         task = asyncio.create_task(self._copy_until_end(claim_name(owner, conversation), feed, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # Stop copying when `answer` is garbage-collected: its last reader may leave long before the answer ends.
+        # Stop copying when `answer` is garbage-collected, because its last reader may disconnect long before the end.
         weakref.finalize(answer, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             async with asyncio.timeout(FIND_TIMEOUT_SECONDS):
@@ -196,7 +196,7 @@ class RemoteAnswers:
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
     # Called in the thread that drops the last reference, so the cancellation is passed to the event loop.
-    with contextlib.suppress(RuntimeError):  # the loop is closed
+    with contextlib.suppress(RuntimeError):  # raised if the loop is closed
         loop.call_soon_threadsafe(task.cancel)
 
 
@@ -250,7 +250,7 @@ class TokenRecord:
 
 
 class ResumableStream:
-    """An answer that is generated even without readers. `record` receives its tokens."""
+    """An answer that is generated even while no client reads it. `record` receives its tokens."""
 
     def __init__(
         self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None, record: TokenRecord | None
@@ -261,7 +261,7 @@ class ResumableStream:
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if no replicas are configured
         self.is_continued: Callable[[], bool] = lambda: False  # whether another process continues the unfinished answer
-        self.is_read = False  # whether clients have read numbered events, whose numbers must then not change
+        self.is_read = False  # whether clients have read numbered events; the numbers must no longer change then
         self.follow_task = asyncio.create_task(self._follow())
 
     @property
@@ -286,7 +286,7 @@ class ResumableStream:
         except Exception as error:  # local readers get the error from `running`, remote ones from the log
             self._append_to_log((await serialize_failure(serializer, as_api_error(error)),))
             if not self.is_continued():
-                with contextlib.suppress(NotsoError):  # the storage is unavailable
+                with contextlib.suppress(NotsoError):  # if the storage is unavailable, the answer is not stored
                     await serializer.finalize()  # stores the failed answer
         finally:
             self.running.close()
@@ -303,7 +303,7 @@ class ResumableStream:
         await asyncio.shield(self.follow_task)
 
     async def body(self) -> Any:
-        if self.finished:  # the response may not be stored yet
+        if self.finished:  # the response may not have been stored yet
             await self.wait_for_end()
         return await asyncio.to_thread(self.live_serializer.body)
 
@@ -314,7 +314,7 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """Resumable answers by owner and conversation. Use on the event loop."""
+    """Holds resumable answers by owner and conversation. Use on the event loop."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -327,7 +327,7 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
-        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are."""
+        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are in use."""
         claim = claim_name(owner, conversation)
         stream = self._streams.get(claim)
         open_id = stream.id if stream is not None and not stream.finished else ""
@@ -361,7 +361,7 @@ class ResumableStreams:
         log = None
         if self._exchange.is_shared:
             log = AnswerLog(name, serializer.body(), serializer.error_frame(replica_stopped_error()))
-        self._streams.pop(claim, None)  # the dict is ordered by age: add the new one at the end
+        self._streams.pop(claim, None)  # the dict is ordered by age, so the new stream must be added at the end
         stream = self._streams[claim] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim, log)
@@ -373,8 +373,8 @@ class ResumableStreams:
         return stream
 
     def _drop_excess(self) -> None:
-        # Drop the oldest finished answers of the owner who has the most, so that one user's answers do not displace
-        # those of others.
+        # Drop the oldest finished answers of the owner with the most answers, so that one user's answers do not
+        # displace those of others.
         while len(self._streams) > MAX_RESUMABLE:
             counts = Counter(each.running.owner for each in self._streams.values())
             finished = (claim for claim, each in self._streams.items() if each.finished)
@@ -394,7 +394,7 @@ class ResumableStreams:
             method(stream)
 
     def _forget_old(self, claim: str) -> None:
-        # Drop the finished answer, because another replica has started a newer answer in the conversation.
+        # Drops the finished answer, because another replica has started a newer answer in the conversation.
         if (stream := self._streams.get(claim)) is not None and stream.finished:
             del self._streams[claim]
 
@@ -408,8 +408,8 @@ def _in_progress_error(answer_id: str) -> ApiError:
 
 
 async def number_events(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
-    """Number the events and yield those from number `start`."""
-    # Pings get no number: they depend on timing, and an event must have the same number for every reader.
+    """Number the events from 0, and yield them starting at number `start`."""
+    # Pings are not numbered, because they depend on timing, and an event must have the same number for all readers.
     number = -1
     async for sse_event in sse_events:
         if sse_event == ping:

@@ -1,4 +1,4 @@
-"""Serializer interface for streamed and whole responses, and iteration over a request's events."""
+"""Serialize events to streamed or whole responses, and iterate over a request's events."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients split lines at
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 PRELIMINARY_KINDS = ("queued", "trimmed")
-"""Kinds of events that may precede processing."""
+"""Kinds of events that may occur before the prompt is processed."""
 
 
 class Serializer(Protocol):
-    """Converts events to one API's format: frames of a stream, or a whole body. Deterministic."""
+    """Converts events to one API's format: the frames of a stream or a whole body. Deterministic."""
 
-    # A frame is an SSE event or a line of JSON. Clients resume a stream by frame number, so another copy must produce
-    # the same frames from the same events.
+    # A frame is an SSE event or a line of JSON. Clients resume a stream by frame number, so every copy must produce the
+    # same frames from the same events.
 
     id: str  # of the response
     ping: bytes = PING  # frame sent after PING_SECONDS without another frame
@@ -46,7 +46,7 @@ class Serializer(Protocol):
         """Return the frames of an event whose `error` is not set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        """Prepare for the closing frames. May store the response with the fields `added`."""
+        """Prepare the closing frames. May store the response, with the fields `added`."""
         return  # type checkers treat an empty method of a protocol as abstract
 
     def closing_events(self) -> Iterable[bytes]:
@@ -57,7 +57,7 @@ class Serializer(Protocol):
         return self.error_frame(error)
 
     def error_frame(self, error: ApiError) -> bytes:
-        """Return an error in this API's format, independent of earlier events."""
+        """Return an error in this API's format, regardless of earlier events."""
         return data_event(error.body)
 
     def body(self) -> Any:
@@ -65,7 +65,7 @@ class Serializer(Protocol):
 
 
 class ChunkSerializer(Serializer):
-    """Writes chunks, then [DONE]. Each choice's last chunk has the finish reason."""
+    """Writes chunks, then [DONE]. Each choice's last chunk contains the finish reason."""
 
     def __init__(self, api_request: ApiRequest, completion: Completion, kind: str, **choice_options: bool) -> None:
         self.id = completion.id
@@ -101,7 +101,7 @@ class LargeJSONResponse(JSONResponse):
 
 
 WHOLE_KINDS = ("prompt", "tool_call", "end")
-"""Event kinds whose frames may contain a whole answer or prompt."""
+"""Kinds of events whose frames may contain a whole answer or prompt."""
 
 
 async def serialize_event(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
@@ -132,7 +132,7 @@ async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | N
 
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
-    """Encode as one line of JSON. `is_whole`: encode in small steps, for large values."""
+    """Encode a value as one line of JSON. For large values, `is_whole` encodes in small steps."""
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -163,7 +163,7 @@ PING_SECONDS = 15.0
 async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
     """Yield (choice number, event), or None when a ping is due.
 
-    Raises the error of an event, or ApiError (503) if the engine stops.
+    Raises an event's error, or ApiError (503) if the engine stops.
     """
     async for number, events in running.events(silence_s=PING_SECONDS):
         if not events:

@@ -1,6 +1,6 @@
-"""Request lifecycle of the APIs: parsing, admission, generation and response.
+"""Process API requests: parse and admit them, generate their choices, and respond.
 
-A choice is one prompt with one set of sampling parameters; each choice gets its own generation.
+A choice is one prompt with one set of sampling parameters; each choice is generated separately.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ INCOMPLETE = "notso.incomplete"
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-async def _owner(request: Request) -> str:  # FastAPI would call a plain function in a thread
+async def _owner(request: Request) -> str:  # a coroutine, because FastAPI would call a function in a thread
     return caller_of(request).owner
 
 
@@ -99,8 +99,8 @@ def require_json(request: Request) -> None:
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
     """Parse the JSON body. Raises Problem (429) if the queue is full.
 
-    Raises ApiError: 415 for another content type (unless `of_any_type`), 400 for an invalid body or a hint that
-    `strict_fields` refuses.
+    Raises ApiError: 415 for another content type (unless `of_any_type`), 400 for an invalid body, or for a hint
+    that `strict_fields` rejects.
     """
     if not of_any_type:
         require_json(request)
@@ -115,7 +115,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     strict = shared.settings.strict_fields
     if is_repaired and isinstance(parsed, ApiRequest) and not strict:
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
-    elif is_repaired and not isinstance(parsed, list):  # a list of files: `read_body_with_files` reads the body again
+    elif is_repaired and not isinstance(parsed, list):  # lists of files: `read_body_with_files` reads again
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
@@ -129,7 +129,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 async def read_fields_and_headers(
     request: Request, kind: type[F], notes: Notes, *, of_any_type: bool = False
 ) -> tuple[F, dict[str, str]]:
-    """Return a body's fields, and the response header that lists ignored ones. Raises the errors of `read_body`."""
+    """Return a body's fields, and the response header that lists ignored ones. Raises like `read_body`."""
 
     def parse(body: Mapping[str, Any]) -> tuple[F, tuple[RequestHint, ...]]:
         fields = read_fields(kind, body, notes)
@@ -140,7 +140,7 @@ async def read_fields_and_headers(
 
 
 def hint_headers(request: Request, hints: Sequence[RequestHint]) -> dict[str, str]:
-    """Return the response header that lists the hints. Raises ApiError (400) if `strict_fields` refuses one."""
+    """Return the response header that lists the hints. Raises ApiError (400) if `strict_fields` rejects one."""
     if api_services(request).shared.settings.strict_fields:
         reject_hints(hints)
     return format_ignored_header(hint.name for hint in hints)
@@ -169,7 +169,7 @@ def require_model_available(services: ApiServices) -> None:
 
 
 async def resolve_model_choice(services: ApiServices, name: str | None) -> ModelChoice:
-    """Resolve the `model` field.
+    """Return the model that the field `model` names.
 
     Raises ApiError: 404 if unknown, 400 if its file is unusable, 503 if no model is available.
     """
@@ -196,7 +196,7 @@ async def resolve_model_choice(services: ApiServices, name: str | None) -> Model
 
 @asynccontextmanager
 async def serving(services: ApiServices, name: str | None = None) -> AsyncIterator[LoadedModel]:
-    """Load the named model and keep it loaded inside the context. Raises ApiError."""
+    """Load the named model and keep it loaded within the context. Raises ApiError."""
     choice = await resolve_model_choice(services, name)
     running = services.shared.requests.open("", counts=False)
     try:
@@ -257,7 +257,7 @@ async def respond(
         submissions = _submissions(request, api_request, serializer.id, choice.adapter)
         is_stored_stream = api_request.keep_stream and conversation is not None
         survives_restart = is_stored_stream or (api_request.background and api_request.store)
-        if survives_restart:  # the response continues after a restart, from its recorded tokens
+        if survives_restart:  # after a restart, the response continues from its recorded tokens
             submissions = (with_replay(submissions[0], resumed_response(request)),)
         if receipt_form is not None:
             submissions = tuple(map(with_seed_and_token_ids, submissions))
@@ -298,7 +298,7 @@ async def respond(
 
 def _check_choices(api_request: ApiRequest, info: ModelInfo, conversation: str | None) -> None:
     choices, n = len(list(api_request.choices)), len(api_request.params)
-    # Only n (answers per prompt) is limited to max_num_seqs. Further prompts wait in the engine's queue.
+    # Only n (answers per prompt) is limited to max_num_seqs. Choices of further prompts wait in the engine's queue.
     if n > info.max_num_seqs:
         raise invalid_field("n", f"n must be at most {info.max_num_seqs} on this server")
     if choices > max(MAX_CHOICES, n):
@@ -358,8 +358,8 @@ def _prompt_error(error: Exception, api_request: ApiRequest, before: int = 0) ->
 
 
 def _release_body(request: Request) -> None:
-    # Otherwise, the body would count against the budget until the response starts, which is after generation if the
-    # response is not streamed.
+    # Otherwise, the body would count against the memory budget until the response starts, which is after generation if
+    # the response is not streamed.
     request._body = b""
     if (release := request.scope.get(RELEASE_BODY)) is not None:
         release()
@@ -374,7 +374,7 @@ async def _check_prompts(request: Request, api_request: ApiRequest, engine: Chat
 
 
 def conversation_name(request: Request) -> str | None:
-    """Return the conversation header. Raises ApiError (400) if malformed."""
+    """Return the header X-Conversation-Id, if given. Raises ApiError (400) if it is malformed."""
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
         raise invalid_field(CONVERSATION, "X-Conversation-Id must be 1 to 128 visible ASCII characters")
@@ -407,7 +407,7 @@ async def sse_events(
 
 
 def reread_stream(request: Request, stream: ResumableStream | RemoteAnswer, start: int) -> Response:
-    """Stream an answer's events from number `start`. Raises Problem (429) at the owner's limit."""
+    """Stream an answer's events from number `start`. Raises Problem (429) if the owner has too many streams."""
     services, owner = api_services(request), owner_of(request)
     services.reread_streams.opened(owner)
     stream.mark_read()
@@ -420,7 +420,7 @@ def reread_stream(request: Request, stream: ResumableStream | RemoteAnswer, star
 
 
 async def respond_whole(running: RunningRequest, serializer: Serializer) -> Response:
-    """Return the whole response. Raises the generation's error."""
+    """Generate and return a whole response. Raises errors of the generation."""
     async for item in generation_events(running):
         if item is not None:
             for _ in await serialize_event(serializer, *item):
@@ -468,7 +468,7 @@ async def count_prompt_tokens(request: Request, api_request: ApiRequest) -> tupl
 
 
 async def generate_choices(request: Request, api_request: ApiRequest) -> tuple[ModelInfo, list[list[Event]]]:
-    """Generate all choices, up to `max_num_seqs` at a time, until a disconnect. Raises ApiError or NotsoError."""
+    """Generate all choices, up to `max_num_seqs` at a time. Raises ApiError (499 on a disconnect) or NotsoError."""
     return await _unless_disconnected(request, _generate_in_groups(request, api_request))
 
 
@@ -503,7 +503,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Calls `at_end` at the stream's end or on disconnect, even before the first chunk."""
+    """Calls `at_end` when the stream ends or the client disconnects, even before the first chunk."""
 
     # A `finally` in the generator `chunks` does not run if the client disconnects before the generator has started.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:

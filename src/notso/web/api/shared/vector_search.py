@@ -1,4 +1,4 @@
-"""Search in document libraries, which OpenAI's API calls vector stores."""
+"""Search document libraries, which OpenAI's API calls vector stores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def search_libraries(
     limit: int,
     ranking: RankingOptions | None,
 ) -> list[PassageHit]:
-    """Return the best passages for any of the queries, up to `limit`, each passage once."""
+    """Return at most `limit` passages, without duplicates: those that best match any query."""
     min_score = ranking.score_threshold or 0.0 if ranking is not None else 0.0
     hits: dict[tuple[str, int], PassageHit] = {}
     for library in libraries:
@@ -80,7 +80,7 @@ def to_search_result(hit: PassageHit, file_id: str) -> dict[str, Any]:
 
 
 async def map_file_ids(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
-    """Map document ids to file ids; a document without a file gets a derived id."""
+    """Map document ids to file ids. For a document without a file, the file id is derived from the document id."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
 
