@@ -1,4 +1,4 @@
-"""The application: middleware, routes, lifespan and periodic maintenance."""
+"""Create the application: middleware, routes, lifespan and periodic maintenance."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def configure_store(settings: Settings) -> ChatStore:
-    """Return the conversation store. Raises the errors of `create_store`."""
+    """Return the conversation store. Raises the same errors as `create_store`."""
     store = create_store(settings.directory, settings.database_url)
     store.max_stored_characters = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store
@@ -146,8 +146,8 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | 
 
 
 TEMPORARY_SECONDS = 3600.0  # lifetime of a temporary chat after its last use
-# Longer than the 10 s for which the page offers undo. While the pointer is over the toast, the page extends the offer,
-# but undo may then be refused.
+# Trash entries are kept for longer than the 10 s for which the page offers undo. While the pointer is over the toast,
+# the page continues to offer undo, but the server may then refuse it.
 UNDO_SECONDS = 15.0
 PURGE_SECONDS = 30.0
 TRIM_SECONDS = 60.0
@@ -157,7 +157,7 @@ async def purge(shared: SharedServices, turns: Turns) -> None:
     """Periodically expire temporary chats, and permanently delete old trash entries and expired API records."""
     store = shared.store
     while True:
-        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round retries
+        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread started; next round retries
             await _trash_expired_chats(shared, turns)
             await store.purge(UNDO_SECONDS)
             await clear_stale_caches(store, shared.engine)
@@ -330,7 +330,7 @@ def create_app(
     for kind in (Problem, NotsoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _show_problem)
     app.add_exception_handler(ClientDisconnect, _handle_disconnect)
-    app.add_exception_handler(Exception, _show_internal_error)  # errors raised by middleware
+    app.add_exception_handler(Exception, _show_internal_error)  # for errors raised by middleware
     return app
 
 
@@ -342,7 +342,7 @@ async def drain_work(parts: Components, cause: str = "requested") -> None:
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
-    parts.chat.turns.interrupt_all(asking_only=True)  # turns that wait for user input; another process continues them
+    parts.chat.turns.interrupt_all(asking_only=True)  # another process continues turns that wait for input
     try:
         async with asyncio.timeout(parts.shared.settings.drain_seconds):
             await _wait_for_all(parts)
@@ -381,8 +381,8 @@ def _create_components(
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     ChatMarkNotifier(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    # These counters are separate from RateLimit's: client addresses could fill a common table, and all further
-    # addresses and keys would then share one counter.
+    # These counters are separate from RateLimit's: client addresses could fill a table that both use, and
+    # all further addresses and keys would then share one counter.
     counters = counters_at(settings.valkey_url)
     sign_in = sign_in_methods(settings, plugins, configure_access_store(settings, store), counters, exchange)
     requests.quotas = sign_in.accounts
@@ -517,8 +517,8 @@ def _expects_json(request: Request, error: Exception) -> bool:
 
 
 def _reloads_failed_form(request: Request, error: Exception) -> bool:
-    # Without JavaScript, the address bar shows the URL to which a failed form was sent. Opening it sends a GET, which
-    # may be refused.
+    # Without JavaScript, the address bar shows the URL to which a failed form was sent. Opening that URL sends a GET
+    # request, to which the server may respond with status 405.
     is_refused = isinstance(error, HTTPException) and error.status_code == 405
     is_typed = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     return is_refused and is_typed and not is_fragment(request)

@@ -1,4 +1,4 @@
-"""Read-only views of a chat, loaded once per request.
+"""Load read-only views of a chat, once per request.
 
 A branch (`line`) is the path of messages from the start of a chat to one message; a chat with edited questions or
 regenerated answers has several. The feed notifies open pages of changes, and a revision is a position in the feed.
@@ -45,7 +45,7 @@ def require(found: T | None, sentence: str = "", status: int = 404) -> T:
 class _View:
     chat: Chat
     base: ChatDefaults
-    revision: str  # all changes up to this feed position are included
+    revision: str  # the view includes all changes up to this position in the feed
 
     @property
     def settings(self) -> ChatSettings:
@@ -54,7 +54,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class ShownView(_View):
-    """The part of a chat that a page shows. `earlier`: number of older messages."""
+    """The part of a chat that a page shows. `earlier`: number of older messages in the chat."""
 
     path: list[ShownMessage]
     earlier: int
@@ -76,8 +76,8 @@ class ChatView(_View):
         return 0 if self.summarized else self.above
 
     def with_settings(self, settings: Mapping[str, SettingValue] | None) -> ChatView:
-        """Return the view with these settings in place of the chat's (None: unchanged). The permissions of tools are
-        still those of the chat."""
+        """Return the view with these settings in place of the chat's (None: unchanged). Tool permissions
+        remain those of the chat."""
         if settings is None:
             return self
         return replace(self, chat=replace(self.chat, settings=with_permissions_of(self.chat.settings, settings)))
@@ -86,7 +86,7 @@ class ChatView(_View):
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
     def with_accepted(self, accepted: TurnAccepted) -> ChatView | None:
-        """Return a view that ends in a stored turn's question, or None if the branch must be loaded again."""
+        """Return a view that ends in the question of a stored turn, or None if the branch must be loaded again."""
         question, line = accepted.user_message, self.line
         # The text of a message that was unfinished when this view was loaded may be outdated.
         if any(each.active for each in line):
@@ -117,7 +117,7 @@ async def read_branch(user: ChatUser, chat_id: str, last: str | None) -> ChatVie
 
 
 async def read_branch_above(user: ChatUser, message: StoredMessage) -> ChatView:
-    """Load the branch that ends before a message. Raises Problem as `read_branch` does."""
+    """Load the branch that ends before a message. Raises the same errors as `read_branch`."""
     return await read_branch(user, message.chat_id, message.parent_id or "")
 
 
@@ -132,7 +132,7 @@ async def read_turn(
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(user, answer.chat_id, through=answer.id, first=first, limit=limit)
-    # Show the answer as it was when the turn was stored; text generated since then arrives on the answer's stream.
+    # Show the answer as it was when the turn was stored; later text arrives on the answer's stream.
     path = [replace(each, message=stored.get(each.message.id, each.message)) for each in view.path]
     return replace(view, path=path)
 
@@ -141,7 +141,7 @@ async def read_new_turn(user: ChatUser, view: ChatView, accepted: TurnAccepted) 
     question, answer = accepted.user_message, accepted.assistant_message
     previous_question = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (previous_question is None and view.above):
-        shown = await read_turn(user, accepted, limit=3)  # also loads the previous turn, to link its question
+        shown = await read_turn(user, accepted, limit=3)  # also loads the previous turn, to link to its question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [ShownMessage(question, (question.id,), previous_question), ShownMessage(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, view.revision, path, 0)

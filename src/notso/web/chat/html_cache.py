@@ -37,7 +37,7 @@ class _Converted:
 
 
 class HtmlCache:
-    """Adds stored HTML to messages. Renders messages without up-to-date HTML once, and stores the result."""
+    """Adds stored HTML to messages. If it is missing or outdated, renders the message and stores the result."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store
@@ -62,7 +62,7 @@ class HtmlCache:
         kept = self._mathml.get(formulas)
         if kept is None or kept.expires <= time.monotonic():
             converted = await convert_all(formulas)
-            # Lengths would underestimate the memory: strings have overhead, and take up to four bytes per character.
+            # String lengths would underestimate the memory: strings have overhead, and up to four bytes per character.
             size = sum(map(sys.getsizeof, (formulas, converted, *formulas, *chain(*formulas), *converted)))
             kept = _Converted(converted, size, time.monotonic() + (FAILED_SECONDS if None in converted else math.inf))
         if (earlier := self._mathml.pop(formulas, None)) is not None:

@@ -1,4 +1,4 @@
-"""Background tasks of document libraries: parse queued documents, watch a folder, clear caches of deleted documents."""
+"""Maintain document libraries: parse queued documents, watch a folder, and clear caches of deleted documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from notso.web.values.visible_text import sanitize_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
-_COMPARED_CHARACTERS = 185  # `display_name` never drops this many characters at the start of a name
+_COMPARED_CHARACTERS = 185  # `display_name` keeps at least this many characters from the start of a name
 MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
 CHECK_SECONDS = 5.0  # interval between checks for documents queued by other servers and for changes in the folder
 _reported: set[Path] = set()  # folders already logged as having too many documents
@@ -55,7 +55,7 @@ class LibraryWorker:
                     await self._store.documents.requeue()
                 await self.parse_queued()
                 must_requeue = has_failed = False
-            except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread is available
+            except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread could be started
                 if not has_failed:
                     logger.warning("documents cannot be parsed at present: %s", error)
                 has_failed = True
@@ -138,7 +138,7 @@ class _FileState:
 
 
 class FolderLibrary:
-    """Library of a folder's documents. Files are identified by content: a renamed file is not added again."""
+    """Library of a folder's documents. Files are identified by content, so a renamed file is not added again."""
 
     def __init__(self, store: DocumentStore, root: Path | None) -> None:
         self.root = root
@@ -213,7 +213,7 @@ class FolderLibrary:
 
 
 def find_document_files(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Yield up to MAX_DOCUMENTS_OF_OWNER files with a document's extension, sorted within each folder.
+    """Yield up to MAX_DOCUMENTS_OF_OWNER files with the extension of a document, sorted within each folder.
 
     Hidden, empty and oversized files, and symbolic links, are skipped. If reading fails, `on_error` receives the error.
     """

@@ -55,7 +55,7 @@ class ChatServices:
     mcp: McpServers | None = None
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
-    backup_waits: bool = False  # whether a request is waiting for the end of an aborted backup download
+    backup_waits: bool = False  # whether a request is waiting for an aborted backup download to end
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
     previews: WorkQueue = field(
         default_factory=lambda: WorkQueue("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)

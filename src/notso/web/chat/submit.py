@@ -186,7 +186,7 @@ def _require_parent(message: StoredMessage) -> str:
 async def continue_answer(
     user: ChatUser, message: StoredMessage, *, through: str | None, hurry: bool = False
 ) -> Submitted:
-    """Continue an answer on the branch that contains `through`. hurry: end the reasoning first."""
+    """Continue an answer on the branch that contains `through`. hurry: whether to end the reasoning first."""
     store, view = user.store, await read_branch_above(user, message)
     answer = replace(_new_message(view.chat), id=message.id)
     with _admit(user) as running:
@@ -625,7 +625,7 @@ async def finish_if_lost(user: ChatUser, message: StoredMessage) -> bool:
         return False
     generation_id = message.generation_id or ""
     turn = user.services.turns.find(generation_id)
-    # With a shared database, another server may be generating an answer that is unknown here. If that server has ended,
+    # With a shared database, another server may be generating an answer that is unknown here. If that server stops,
     # its lease expires, and another server takes over or interrupts the answer.
     is_lost = user.services.turns.is_unknown(generation_id) and not user.store.is_shared
     if is_lost or (turn is not None and turn.is_unsaved):

@@ -1,4 +1,4 @@
-"""Requests that run while the engine is idle, and suggestions of follow-up questions."""
+"""Run requests while the engine is idle, and suggest follow-up questions."""
 
 from __future__ import annotations
 

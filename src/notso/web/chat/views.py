@@ -50,7 +50,7 @@ class PageRequest(ChatUser):
         return tab if is_id(tab) else ""
 
     def announce(self, chat_id: str, *, turns: bool = False) -> None:
-        """Notify other tabs of a change to a chat. `turns`: whether messages changed, too."""
+        """Notify other tabs of a change to a chat. `turns`: whether its messages changed, too."""
         self.services.feed.announce(self.owner, chat_id, self.tab, turns=turns)
 
     async def respond(self, template: str, status: int = 200, **context: Any) -> Response:
@@ -83,7 +83,7 @@ async def _fields(page: Page) -> dict[str, str]:
 
 
 Fields = Annotated[dict[str, str], Depends(_fields)]
-"""The fields of the request's form. Raises the errors of `read_form`."""
+"""The fields of the request's form. Raises the same errors as `read_form`."""
 
 
 async def render_chat_page(
@@ -238,7 +238,7 @@ def announce(page: PageRequest, view: View) -> View:
 
 def _just_ended(path: list[ShownMessage]) -> bool:
     now_ms = current_ms()
-    # If an answer ends before the page connects to its stream, show it like one that ended while the page was open.
+    # If an answer ends before the page connects to its stream, show it as if it had ended while the page was open.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 

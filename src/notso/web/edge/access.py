@@ -1,4 +1,4 @@
-"""Access control. Every route declares its audience with a mark: a dependency such as PUBLIC or GUARDED.
+"""Control access. Every route declares its audience with a mark: a dependency such as PUBLIC or GUARDED.
 
 If neither an API key nor another sign-in method is configured, the server listens on loopback only, and guarded routes
 accept every request that passed the `Host` and origin checks. Otherwise, API clients send a key as a bearer token or in
@@ -56,7 +56,7 @@ class Caller:
 
     owner: str  # user ID under which this caller's conversations are stored
     name: str  # for display
-    is_operator: bool = False  # may use `operator_only` routes
+    is_operator: bool = False  # whether the caller may use `operator_only` routes
     key_id: str = ""
     requests_per_minute: int = 0
     tokens_per_day: int = 0
@@ -73,7 +73,7 @@ class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
         """Return the caller, or None if the client is not signed in.
 
-        Implementations must return in bounded time and must not raise.
+        Implementations must return in bounded time, without raising exceptions.
         """
 
 
@@ -154,7 +154,7 @@ class _Session:
     used: float
     shared: float  # when the session was last written to the shared storage
     caller: Caller
-    # Connections of the session's requests, by uvicorn's objects for the responses.
+    # Maps uvicorn's response objects to the connections of the session's running requests.
     running: weakref.WeakKeyDictionary[Any, weakref.ref[ClientConnection]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -225,8 +225,8 @@ class KeyRing:
     async def end_session(self, token: str, request: Request | None = None) -> None:
         """End a cookie's session on all replicas and, soon after, its running requests except `request`."""
         # The stored session is not deleted, because another replica may be about to renew it. Instead, a revocation
-        # is stored that outlives the session. The other replicas are notified afterward: one that loads the session
-        # meanwhile either finds the revocation or receives the notification.
+        # is stored that outlives the session. The other replicas are notified afterward: a replica that loads the
+        # session meanwhile either finds the revocation or receives the notification.
         digest = _digest(token)
         if self._storage is not None:
             await self._storage.set_value(_revocation_key(digest), "1", SESSION_SECONDS)
@@ -300,15 +300,15 @@ class KeyRing:
             if self._storage is not None:
                 if session.shared and self._storage.is_unreachable:
                     return session.caller  # without waiting for the storage; a later request renews the session
-                # If the storage is unreachable, accept only sessions that were checked before: others may have been
-                # revoked.
+                # If the storage is unreachable, accept only sessions that were checked before, because others may have
+                # been revoked.
                 unknown = None if session.shared else "1"
                 if await self._storage.get_value(_revocation_key(digest), unknown) is not None:
                     self._drop(digest)
                     return None
             session.shared = now
             await self._share_session(digest, session)
-        return session.caller if self._sessions.get(digest) is session else None  # None: the session was just ended
+        return session.caller if self._sessions.get(digest) is session else None  # None: the session has just ended
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
         # At the limit, end the oldest session of the owner with the most sessions. Otherwise, one user could sign out

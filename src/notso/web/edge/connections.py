@@ -1,4 +1,4 @@
-"""Limits and timeouts of connections. At a limit, idle connections are evicted to make room for new ones.
+"""Limits and timeouts for connections. At a limit, idle connections are evicted to make room for new ones.
 The connection of a running request is closed when the request's key is revoked."""
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; closing then 
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection, or None if it is gone or not a ClientConnection."""
+    """Return a request's connection, or None if it no longer exists or is not a ClientConnection."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
@@ -274,8 +274,8 @@ class ClientConnection(H11Protocol):
         self._start_header_timer()
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Java's HTTP client offers HTTP/2 with every request. For each, uvicorn would log advice to install a WebSocket
-        # library.
+        # Java's HTTP client offers HTTP/2 with every request. For each request, uvicorn would log advice to install a
+        # WebSocket library.
         pass
 
     def data_received(self, data: bytes) -> None:
@@ -396,7 +396,7 @@ class KeyWatch:
 
     def __init__(self, valid_ids: Callable[[Collection[str]], Awaitable[set[str]]]) -> None:
         self._valid_ids = valid_ids
-        self._running: dict[object, tuple[ClientConnection, str]] = {}  # keys: uvicorn's objects for the responses
+        self._running: dict[object, tuple[ClientConnection, str]] = {}  # by uvicorn's response object
         self._task: asyncio.Task[None] | None = None
 
     def add(self, scope: Scope, key_id: str) -> None:

@@ -254,7 +254,7 @@ class UnexpectedErrors:
 
 
 async def show_stopping(request: Request, error: asyncio.CancelledError) -> Response:
-    """Return the response to a request canceled by shutdown (uvicorn would send a 500)."""
+    """Return the response to a request canceled by shutdown. Otherwise, uvicorn would send status 500."""
     return PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})
 
 

@@ -1,4 +1,4 @@
-"""Form parsing. Urlencoded forms are parsed strictly, in threads, so that the event loop is not blocked."""
+"""Parse urlencoded forms strictly, in threads, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
 
 
 def multipart_boundary(content_type: str) -> bytes:
-    """Return the boundary given in a Content-Type; empty if there is none or it cannot be decoded."""
+    """Return the boundary given in a Content-Type, or b"" if it is missing or cannot be decoded."""
     try:
         boundary = HeaderParser().parsestr(f"Content-Type: {content_type}").get_boundary()
     except (LookupError, ValueError, TypeError):  # invalid charset, or only some of the RFC 2231 sections are numbered

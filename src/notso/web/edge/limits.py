@@ -81,7 +81,7 @@ LARGER_BODIES = {
 """Body limits of paths to which MAX_BODY_BYTES does not apply."""
 
 MOST_BYTES = 4 * MAX_REQUEST_BYTES
-"""Budget for the bodies being received or parsed."""
+"""Maximum total size of the bodies that are being received or parsed."""
 
 SMALL_SHARE = 4
 """Together, the bodies may exceed the budget by 1/SMALL_SHARE of it (the maximum size of one request). Only owners
@@ -103,7 +103,7 @@ FAIR_SECONDS = 2.0
 
 
 def available_bytes() -> int:
-    """Return the bytes that the process can still allocate (limits: machine, cgroup and process)."""
+    """Return how many bytes the process can still allocate within the limits of machine, cgroup and process."""
     return available_memory().available_bytes
 
 
@@ -218,7 +218,7 @@ class BodyBudget:
         return self._memory
 
     def mark_complete(self, arrival: IncomingBody) -> None:
-        """Mark a body as complete; it can no longer be evicted."""
+        """Mark a body as complete, so that it can no longer be evicted."""
         self._arriving.pop(arrival, None)
         self._notify_waiting()
 
@@ -260,7 +260,7 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 RELEASE_BODY = "notso.release_body"
 """ASGI scope entry: function to call if the body is freed before the response starts."""
 RETRY_SECONDS = 5
-"""Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be evicted."""
+"""Value of Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be evicted."""
 
 
 class RequestLimits(HttpMiddleware):

@@ -92,7 +92,7 @@ class RateLimit(HttpMiddleware):
 
 
 def _wall_clock_offset() -> float:
-    # The `limits` library uses the wall clock. If its offset from the monotonic clock changes, the wall clock was set.
+    # The `limits` library uses the wall clock. A change of its offset from the monotonic clock means that it was set.
     return time.time() - time.monotonic()
 
 

@@ -1,4 +1,4 @@
-"""Host and cross-site checks and security headers, as ASGI middleware.
+"""ASGI middleware that checks hosts and cross-site requests, and adds security headers.
 
 The checks use the raw `Host` header and `scope["path"]`, never a URL built from both. If `Host` contains a slash or a
 question mark, the path of such a URL differs from the path that is routed; in other servers, this has allowed access to

@@ -19,7 +19,8 @@ LARGE_BYTES = 64 * 1024
 """Work on inputs above this size is queued. Smaller inputs take only milliseconds, so they are not queued."""
 
 MOST_WAITING = 64
-"""Capacity of the queue. When full, an owner with less than an equal share may still add items (`has_capacity`)."""
+"""Capacity of the queue. When it is full, an owner with less than an equal share of it may still add items
+(`has_capacity`)."""
 
 SMALL_THREADS = 4
 """Threads per queue for work on small inputs. Queues do not share threads, so that blocked threads do not delay other
@@ -60,7 +61,7 @@ class WorkQueue:
         return await self._queue.work(run)
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Run `work` on an input of `size` bytes: in the owner's `turn` if large, otherwise without queuing."""
+        """Run `work` on an input of `size` bytes: in the owner's `turn` if it is large, otherwise without queuing."""
         if size <= LARGE_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):

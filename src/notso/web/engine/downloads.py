@@ -1,4 +1,4 @@
-"""Model downloads while the server runs: one at a time, in a thread, resumable.
+"""Download models while the server runs, one at a time, in a thread.
 
 A download continues when the browser tab that started it is closed. If it stops, fails, or is interrupted by a restart,
 the received data stays on disk unless its hash is wrong. The next download of the same file resumes from this data.
@@ -57,7 +57,7 @@ class Download:
 
 
 class Downloads:
-    """Starts, shows and stops downloads. Thread-safe; only `close` blocks."""
+    """Starts and stops downloads, and reports progress. Thread-safe; only `close` blocks."""
 
     def __init__(self, pull: Pull = pull) -> None:
         self._pull = pull
@@ -179,7 +179,7 @@ download as done before its model starts loading."""
 
 def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
     """Return a callback that replaces the demo model, if it is the default, with the downloaded `file`."""
-    # Call this function on the event loop, but the callback in another thread, because it waits for the loop.
+    # Call this function on the event loop, but the callback in another thread: the callback waits for the loop.
     loop = asyncio.get_running_loop()
     if registry is None:
         return lambda: None
@@ -190,7 +190,7 @@ def create_switch_callback(host: EngineHost, registry: ModelRegistry | None, fil
     def on_downloaded() -> None:
         chosen = _find_replacement(host, registry, file)
         if chosen is not None:
-            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop is closed or busy
+            with contextlib.suppress(RuntimeError, TimeoutError):  # raised if the loop is closed or busy
                 asyncio.run_coroutine_threadsafe(switch(chosen), loop).result(PATIENCE_SECONDS)
 
     return on_downloaded

@@ -1,4 +1,4 @@
-"""Engine host: loads and unloads the default model and the models named in requests, and changes the default."""
+"""Load and unload the default model and the models named in requests, and change the default."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ServedModel:
             self.path = Path(self.info.path).resolve()
 
     def load_with_adapters(self, load: EngineSource) -> ChatEngine:
-        """Load the engine and restore its adapters. Blocks. Raises the errors of `load`."""
+        """Load the engine and restore its adapters. Blocks. Raises the same errors as `load`."""
         engine = load()
         if self.adapters is None:
             return engine
@@ -93,7 +93,7 @@ class ServedModel:
                     engine.adapters.remove(name)
                 else:
                     engine.adapters.add(saved[name])
-            # The model is useful without the adapter, whose file may have been deleted.
+            # The file of the adapter may have been deleted. The model is useful without the adapter.
             except NotsoError as error:
                 logger.warning("adapter %s was not loaded again: %s", name, error)
         return engine
@@ -136,8 +136,8 @@ class EngineHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self.when_changed: list[Callable[[], None]] = []  # each is called once, at the next change
-        # Models are loaded and unloaded one at a time, in the order of the requests to do so. If there is not enough
-        # memory for an additional model, another model is unloaded first, once its requests have ended.
+        # Models are loaded and unloaded one at a time, in the order in which this was requested. If there is
+        # not enough memory for an additional model, another model is unloaded first, once its requests have ended.
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -220,7 +220,7 @@ class EngineHost:
         self._notify_changed()
 
     def switch_when_loaded(self, served: ServedModel) -> None:
-        """Load a model, then make it the default unless loading failed or the default changed meanwhile."""
+        """Load a model, then make it the default unless loading failed or the default has changed meanwhile."""
         old = self.default
 
         def switch_if_ready() -> None:
@@ -276,7 +276,7 @@ class EngineHost:
         self._schedule_unload(served)
 
     def idle_timeout_s(self, served: ServedModel) -> float:
-        """Return the idle time before unloading; negative: unlimited."""
+        """Return the idle time in seconds before unloading (negative: unlimited)."""
         if served.keep_alive_s is not None:
             return served.keep_alive_s
         if self._keep_alive_s is not None:
@@ -381,7 +381,7 @@ class EngineHost:
         if engine is not None:
             await self._in_thread(engine.close)
             del engine
-            await self._in_thread(_free_memory)  # the next load measures the available memory
+            await self._in_thread(_free_memory)  # now, because the next load measures the available memory
         self._notify_changed()
 
     async def _unload_if_idle(self, served: ServedModel) -> None:

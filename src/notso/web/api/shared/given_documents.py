@@ -122,7 +122,7 @@ async def read_body_with_files(
     find_files: Callable[[Mapping[str, Any]], Iterator[RequestFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body like `read_body`, and its files. Raises ApiError: 404 for an unknown file, 400 if it is unreadable."""
+    """Parse a body like `read_body`, and its files. Also raises ApiError: 404 (unknown file), 400 (unreadable file)."""
 
     def find_or_parse(body: Mapping[str, Any]) -> T | list[RequestFile]:
         return list(find_files(body)) or parse(body, NO_FILES)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from notso.documents.values import ZIP_ERRORS
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
-codecs.lookup("cp437")  # used by zipfile for names; loaded now, because a confined child process cannot load it
+codecs.lookup("cp437")  # zipfile needs it for names; loaded now, because a confined child process cannot load it
 
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 100_000  # per archive
@@ -62,7 +62,7 @@ def omitted_kind(name: str) -> str:
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[JsonDocument]:
     """Yield the documents of a file. `left_out` counts an archive's damaged entries and its files other than JSON.
 
-    Raises ImportFormatError; for damaged entries, only if no entry can be read.
+    Raises ImportFormatError, but for damaged entries only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         yield from _read_archive(body, left_out)
@@ -211,8 +211,8 @@ class _JsonText:
         return ImportFormatError("import_broken", "syntax", place=place)
 
     def _read_more(self) -> None:
-        # Double the buffered text each time. A value that spans chunks is parsed again after each chunk; with chunks of
-        # equal size, parsing would take quadratic time.
+        # Double the buffered text each time. A value that spans chunks is parsed again after each chunk, which would
+        # take quadratic time if the chunks were of equal size.
         piece = self._read(max(CHUNK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + piece

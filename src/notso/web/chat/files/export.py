@@ -1,4 +1,4 @@
-"""Chat export as JSON (all branches), Markdown (the shown branch) or training rows.
+"""Export chats as JSON (all branches), Markdown (the shown branch) or training rows.
 
 Training rows are conversations, or pairs of preferred and rejected answers. Their columns have the names that TRL
 expects: `messages` (conversations) or `prompt`, `chosen` and `rejected` (pairs), and `chat_template_kwargs`.
@@ -144,7 +144,7 @@ def _arguments(text: str) -> Any:
 
 ARGUMENTS_LIMITS = JsonLimits(64, objects=10_000, values=100_000)
 FORMAT_NAME = "notso-chats"
-FORMAT_VERSION = 3  # version 1 had no tool calls, version 2 no models and no archived chats
+FORMAT_VERSION = 3  # version 1 had no tool calls; version 2 had no models and no archived chats
 
 _UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 

@@ -125,8 +125,8 @@ class _Message(StrictFields):
 
 
 class _Chat(StrictFields):
-    file_version: int | None = None  # set for our export format
-    source: _Name = ""  # set for exports of other programs
+    file_version: int | None = None  # set only in our export format
+    source: _Name = ""  # set only in exports of other programs
     title: _Name
     thinking: bool = True
     prompt_date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
@@ -228,7 +228,7 @@ def validate_chats(parsed: Iterable[Entry], derive_title: TitleOf) -> ParsedImpo
 
 
 def new_messages(messages: Sequence[StoredMessage], earlier: EarlierImport) -> list[StoredMessage]:
-    """Return the messages that are new since an earlier import of the same chat, linked to the stored ones.
+    """Return the messages that an earlier import of the same chat did not contain, linked to the stored ones.
 
     Stored messages that were edited keep their text, and deleted ones are not imported again.
     """
@@ -350,7 +350,7 @@ def _from_openai(value: Any, derive_title: TitleOf) -> ImportedChat:
     identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")
     messages: list[StoredMessage] = []
-    continues = False  # whether the last answer ends with tool calls; an assistant message then continues it
+    continues = False  # whether the last answer ends with tool calls, so that an assistant message continues it
     unanswered: dict[str, int] = {}  # tool calls of the newest answer that have no result yet: id -> index
 
     def add(role: Literal["user", "assistant"], content: str) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of lists of messages, as other programs store them, to messages of the OpenAI API.
+"""Convert lists of messages, as other programs store them, to messages of the OpenAI API.
 
 Fields without a counterpart are ignored. What notso cannot store is omitted and counted, as in `other_programs`.
 """
@@ -17,7 +17,7 @@ JSON = dict[str, Any]
 
 MAX_SYSTEM_PROMPT = 20_000
 MAX_DEPTH = 5
-"""Maximum depth of a list of messages within a document."""
+"""Maximum depth to which a document is searched for lists of messages."""
 
 _ROLES = {
     **{role: role for role in ("user", "assistant", "system", "developer", "tool")},
@@ -76,7 +76,7 @@ def separate_chats(document: JSON) -> Iterator[JSON]:
         chats.setdefault(f"{message[key]} {message.get('topicId')}", []).append(message)
     for messages in chats.values():
         times = [_time(next((each[name] for name in _TIMES if each.get(name)), None)) for each in messages]
-        with suppress(TypeError):  # an unknown time, or times with and without a time zone: keep the order
+        with suppress(TypeError):  # if a time is unknown, or only some have a time zone, keep the order
             messages = [each for _, each in sorted(zip(times, messages, strict=True), key=lambda pair: pair[0])]
         yield ({} if len(chats) > 1 else document) | {"messages": messages}
 
@@ -101,7 +101,7 @@ def to_openai(document: JSON, reader: Reader) -> JSON:
     for message in document["messages"]:
         role = _role(message) if isinstance(message, dict) else None
         if role is None:
-            messages.append(message)  # refused when the chat is validated
+            messages.append(message)  # rejected when the chat is validated
         elif role == "tool":
             identity = _call_of(message, waiting)
             if identity is None:

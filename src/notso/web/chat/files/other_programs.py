@@ -193,7 +193,7 @@ class ExportReader:
                 yield from self._convert_lists(find_lists(value))
 
     def _chats_of(self, document: JSON) -> Iterator[tuple[Kind, JSON]] | None:
-        # Returns None if the document is in no known format.
+        # Returns None if the document's format is unknown.
         if document.get("format") == OWN_FORMAT:
             return self._read_own(document)
         if (read := _detect_format(document)) is not None:
@@ -568,7 +568,7 @@ def _lm_studio(document: JSON, reader: ExportReader) -> JSON:
             node = MessageNode("", before, _role(version.get("role")), created_ms=created, rank=number)
             for step in version.get("steps") or [version]:
                 _add_step(node, step, reader)
-            # Messages have no ids, and positions are reused after messages change or are deleted. The digest depends
+            # Messages have no ids, and a position is reused after its message is changed or deleted. The digest depends
             # on the earlier messages, so a changed message and all later messages get new ids.
             digest = hashlib.sha256(f"{before}\n{node.content}".encode()).hexdigest()
             node.id = f"{at}/{number}/{digest[:16]}"
@@ -734,7 +734,7 @@ def _sibling_ranks(lists: Iterable[Any]) -> dict[str, int]:
 
 
 def _to_ms(value: Any, *, per_unit: int = 1000) -> int:
-    # Returns a time in milliseconds, at most the current time; 0 if it is invalid.
+    # Returns a time in milliseconds, at most the current time, or 0 if the value is invalid.
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

@@ -30,7 +30,7 @@ _WORD = re.compile(r"\w[\w'’-]*\w")
 
 
 def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[str, Any]]:
-    """Yield up to `most` rows for a document, deterministically; none if it has no suitable sentences."""
+    """Yield up to `most` rows for a document, always the same; none if no sentence is suitable."""
     rng = random.Random(f"{name} {revision_of(document.text)}")
     sentences = [
         (at, sentence)

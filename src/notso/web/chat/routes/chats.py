@@ -49,7 +49,7 @@ MOST_CHOSEN = 2000
 MAX_FILTER_CHARACTERS = 200
 ORDERS = get_args(ChatOrder)
 ACTIONS = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete": "toast_deleted_many"}
-"""Action -> key of the text that reports it."""
+"""Action -> key of the text that reports its success."""
 
 
 @archive_router.get("/archive", dependencies=[GUARDED])
@@ -269,7 +269,7 @@ async def clear(page: Page, chat: FoundChat, _: Fields) -> Response:
     reset, turns = page.request.url.path.endswith("/reset"), page.services.turns
     try:
         found, unfinished = await page.store.trash_messages(page.owner, chat.id, reset=reset)
-    except BaseException:  # a failure may be reported after the commit (see `Turns.stopping`)
+    except BaseException:  # the error may have occurred after the commit (see `Turns.stopping`)
         turns.stop_chat(page.owner, chat.id)
         raise
     for generation_id in unfinished:  # do not stop answers that another tab has started since then

@@ -102,7 +102,7 @@ async def change_settings(page: Page, chat: NamedChat, project: NamedProject, fo
         return RedirectResponse(f"/projects/{project.id}" if project is not None else chat_url, 303)
     # A slash command shows no form, so report the change in a toast.
     toast = {"text": _describe_changes(form, chat), "undo_url": ""} if by_command else None
-    thinking = "thinking" in form  # for a new chat, whose thinking switch is not stored yet
+    thinking = "thinking" in form  # sent for a new chat, whose thinking switch is not stored yet
     saved = not by_command
     return await _show(page, chat, project, saved=saved, toast=toast, thinking=thinking, budget_changed=budget_changed)
 

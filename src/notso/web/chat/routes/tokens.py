@@ -1,4 +1,4 @@
-"""Tokens of an answer: show them with alternatives, continue from a token, and download a receipt.
+"""Show the tokens of an answer with alternatives, continue from a token, and download a receipt.
 
 A receipt records what is needed to reproduce an answer; a sealed one has hashes in place of the text. A trace records
 how an answer was generated. Tool calls divide an answer into runs, one per request to the engine.
@@ -41,7 +41,7 @@ SHOWN_TOKENS = 2_000
 class Alternative:
     id: int
     text: str
-    probability: float  # before temperature and sampling filters
+    probability: float  # before temperature and sampling filters are applied
 
 
 async def require_trace(user: ChatUser, message: StoredMessage) -> AnswerTrace:
