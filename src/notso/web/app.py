@@ -157,7 +157,7 @@ async def purge(shared: SharedServices, turns: Turns) -> None:
     """Periodically expire temporary chats, and permanently delete old trash entries and expired API records."""
     store = shared.store
     while True:
-        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread started; next round retries
+        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread could be started; retried later
             await _trash_expired_chats(shared, turns)
             await store.purge(UNDO_SECONDS)
             await clear_stale_caches(store, shared.engine)

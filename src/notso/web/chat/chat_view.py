@@ -54,7 +54,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class ShownView(_View):
-    """The part of a chat that a page shows. `earlier`: number of older messages in the chat."""
+    """The part of a chat that a page shows. `earlier`: number of older messages."""
 
     path: list[ShownMessage]
     earlier: int

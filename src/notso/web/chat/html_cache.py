@@ -37,7 +37,7 @@ class _Converted:
 
 
 class HtmlCache:
-    """Adds stored HTML to messages. If it is missing or outdated, renders the message and stores the result."""
+    """Adds stored HTML to messages; first renders and stores it if it is missing or outdated."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store

@@ -213,7 +213,7 @@ class FolderLibrary:
 
 
 def find_document_files(root: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Yield up to MAX_DOCUMENTS_OF_OWNER files with the extension of a document, sorted within each folder.
+    """Yield up to MAX_DOCUMENTS_OF_OWNER files with a document extension, sorted within each folder.
 
     Hidden, empty and oversized files, and symbolic links, are skipped. If reading fails, `on_error` receives the error.
     """

@@ -186,7 +186,7 @@ def _require_parent(message: StoredMessage) -> str:
 async def continue_answer(
     user: ChatUser, message: StoredMessage, *, through: str | None, hurry: bool = False
 ) -> Submitted:
-    """Continue an answer on the branch that contains `through`. hurry: whether to end the reasoning first."""
+    """Continue an answer on the branch that contains `through`. hurry: end the reasoning first."""
     store, view = user.store, await read_branch_above(user, message)
     answer = replace(_new_message(view.chat), id=message.id)
     with _admit(user) as running:

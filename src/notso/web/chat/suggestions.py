@@ -27,7 +27,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
 
 
 class IdleRequests:
-    """Requests that run while the engine is idle. A new chat turn stops them. Use on the event loop only."""
+    """Requests that run while the engine is idle. A new chat turn stops them. Use on the event loop."""
 
     def __init__(self, requests: RunningRequests, turns: Turns) -> None:
         self._requests = requests

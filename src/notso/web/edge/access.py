@@ -35,7 +35,8 @@ KEY_PREFIX = "notso-"
 SESSION_SECONDS = 30 * 86_400.0
 """Maximum session lifetime. It limits how long a stolen cookie can be used."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
-"""Maximum idle time of a session. A cookie unused for longer was probably left behind on a machine or in a backup."""
+"""Maximum idle time of a session. A cookie that has not been used for longer was probably left behind on a machine or
+in a backup."""
 SESSION_RENEWAL_SECONDS = 3600.0
 """Minimum interval between renewals of a session's expiry in the shared storage."""
 SESSION_END_SECONDS = 1.0

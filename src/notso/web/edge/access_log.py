@@ -1,4 +1,4 @@
-"""Access log: a record for each HTTP request, except successful requests to a few routes that are requested often."""
+"""Access log: a record for each HTTP request, except successful requests to routes that are requested often."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Connection(Protocol):
 
 
 class ConnectionLimiter:
-    """Accepts connections, and limits them in total and per client address. Use on the event loop only."""
+    """Accepts connections, and limits them in total and per client address. Use on the event loop."""
 
     # At a limit, the limiter evicts the connection that has waited longest for its client to send or to read.
     # Connections that wait for the server are never evicted.

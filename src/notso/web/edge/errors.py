@@ -1,4 +1,4 @@
-"""API errors: an HTTP status and the error object of the requested API, without a traceback.
+"""API errors: an HTTP status and the error object of the requested API.
 
 Middleware and exception handlers also return plain-text errors, which ApiEdge converts to the error object.
 """
@@ -223,7 +223,7 @@ class ApiEdge:
 
 
 class UnexpectedErrors:
-    """ASGI middleware that responds to an exception of type `kind` with `handler`, unless the response has begun."""
+    """ASGI middleware that handles an exception of type `kind` with `handler`, unless the response has begun."""
 
     # Starlette calls its handler for Exception outside all middleware, and uvicorn then closes the connection, on which
     # the client may have sent the next request. Requests that the server sends to itself also pass through this
@@ -254,7 +254,7 @@ class UnexpectedErrors:
 
 
 async def show_stopping(request: Request, error: asyncio.CancelledError) -> Response:
-    """Return the response to a request canceled by shutdown. Otherwise, uvicorn would send status 500."""
+    """Return the response to a request canceled by shutdown, instead of uvicorn's status 500."""
     return PlainTextResponse("The server is stopping.", 503, {"Retry-After": "5"})
 
 

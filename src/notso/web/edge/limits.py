@@ -23,7 +23,7 @@ from notso.web.values.wording import words
 
 
 class StreamLimiter:
-    """Limits the open event streams of each owner. Use on the event loop only."""
+    """Limits the open event streams of each owner. Use on the event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,7 +81,7 @@ LARGER_BODIES = {
 """Body limits of paths to which MAX_BODY_BYTES does not apply."""
 
 MOST_BYTES = 4 * MAX_REQUEST_BYTES
-"""Maximum total size of the bodies that are being received or parsed."""
+"""Budget for the total size of the bodies that are being received or parsed."""
 
 SMALL_SHARE = 4
 """Together, the bodies may exceed the budget by 1/SMALL_SHARE of it (the maximum size of one request). Only owners
@@ -89,7 +89,7 @@ whose bodies take no more than that may use this extra memory."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
-stored. A 13 MiB import was measured to peak at nine times its size; the rest is a margin for fragmentation."""
+stored. The measured peak of a 13 MiB import is nine times its size; the rest is a margin for fragmentation."""
 
 MEASURE_SECONDS = 0.1
 """Maximum age in seconds of the measurement of available memory."""
@@ -99,7 +99,8 @@ FREE_BYTES = 64 * 1024
 the total of these bytes."""
 
 FAIR_SECONDS = 2.0
-"""Time within which a body must arrive while others wait for memory. The largest import needs a tenth of this time."""
+"""Time within which a body must arrive while other bodies wait for memory. The largest import needs a tenth of this
+time."""
 
 
 def available_bytes() -> int:
@@ -173,7 +174,7 @@ class IncomingBody:
 
 
 class BodyBudget:
-    """Memory budget for the bodies of all requests. Use on the event loop only."""
+    """Memory budget for the bodies of all requests. Use on the event loop."""
 
     # When the budget is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted: first those of the
     # holder with the most bytes.
@@ -260,7 +261,8 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 RELEASE_BODY = "notso.release_body"
 """ASGI scope entry: function to call if the body is freed before the response starts."""
 RETRY_SECONDS = 5
-"""Value of Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be evicted."""
+"""Value of Retry-After if the budget is used up. After this time, the bodies that used it have arrived or can be
+evicted."""
 
 
 class RequestLimits(HttpMiddleware):
@@ -327,8 +329,8 @@ class RequestLimits(HttpMiddleware):
 class ChunkedBodies(HttpMiddleware):
     """Sends large response bodies in pieces and limits their total size.
 
-    Above the limit, it drops connections, starting with that of the client that stopped reading first. Clients that are
-    reading keep their connections.
+    Above the limit, it drops the connections of clients that are not reading, starting with the client that stopped
+    reading first.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,7 +1,7 @@
 """Convert request paths that differ from the paths of routes.
 
-Routes are declared without the base path (such as /chat) under which a proxy publishes the server. `BasePath` removes it
-from the paths of requests and adds it to paths in response headers; `BasePathExtension` adds it to the links in
+Routes are declared without the base path (such as /chat) under which a proxy publishes the server. `BasePath` removes
+it from the paths of requests and adds it to paths in response headers; `BasePathExtension` adds it to the links in
 templates. `UnversionedPaths` adds /v1 for programs that omit it.
 """
 

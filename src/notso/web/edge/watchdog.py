@@ -2,8 +2,8 @@
 
 A Python thread cannot do this, because code that holds the GIL (a regular expression, a C library) blocks all threads
 and signal handlers. Therefore, a child process pings the event loop over a pipe every second and counts consecutive
-pings without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. No pings are sent
-while the machine is suspended, because then the child is suspended, too.
+pings without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. Suspending
+the machine suspends the child, too.
 
 The child runs this file as its program, so the file imports only notso.system and a few standard modules.
 """
@@ -30,7 +30,7 @@ ABORT_TICKS = 30  # time for the process to exit after SIGABRT: it may have to w
 class Watchdog:
     """Watches the event loop on which its methods are called.
 
-    If the child process cannot be started, the server runs without a watchdog and logs a warning.
+    If the child process cannot be started, the server logs a warning and runs without it.
     """
 
     _loop: AbstractEventLoop
@@ -102,7 +102,7 @@ class MissedPings:
 
 
 def watch(process: int, tick_s: float, most: int) -> None:
-    """Ping over stdout and read replies from stdin, until the server exits or has been terminated."""
+    """Ping over stdout and read replies from stdin, until the server exits or is terminated."""
     from notso.system.processes import is_stopped
 
     silence = MissedPings(most)

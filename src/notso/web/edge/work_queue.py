@@ -30,7 +30,7 @@ RETRY_SECONDS = 5
 
 
 class WorkQueue:
-    """Length-limited queue that serves owners in turn. Use on the event loop only."""
+    """Length-limited queue that serves owners in turn. Use on the event loop."""
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
         self._queue = FairQueue(name, at_once)
@@ -61,7 +61,7 @@ class WorkQueue:
         return await self._queue.work(run)
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Run `work` on an input of `size` bytes: in the owner's `turn` if it is large, otherwise without queuing."""
+        """Run `work` on an input of `size` bytes: in the owner's `turn` if it is large, else at once."""
         if size <= LARGE_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):

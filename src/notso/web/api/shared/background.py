@@ -2,7 +2,7 @@
 
 Until such a response ends, its request, seed and tokens are stored in the database. If its process stops, another
 process continues the response under the same id: it repeats the request internally and replays the stored tokens.
-Clients receive the same events as they would without the interruption.
+The interruption does not change the events that clients receive.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Repetition:
         self._failures = 0
 
     async def wait(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Wait before the next attempt. Return False if there must be none."""
+        """Wait before the next attempt. Return False if there should be none."""
         self._failures += status == 503
         if status != 429 and (status != 503 or self._failures >= MAX_FAILURES):
             return False

@@ -123,7 +123,7 @@ class Choice:
         return None
 
     def timings_so_far(self, event: Event) -> dict[str, Any]:
-        """Return the chunk's field `timings`, or {} if it has none."""
+        """Return the chunk's `timings` field, or {} without one."""
         so_far = self.live_timings.feed(event) if self.live_timings is not None else None
         return {} if so_far is None else {"timings": so_far}
 
@@ -201,7 +201,7 @@ def collect_choice(events: Iterable[Event], **options: bool) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Fields that are the same in all chunks of a response."""
+    """Fields common to all chunks of a response."""
 
     model: str
     fingerprint: str

@@ -123,7 +123,7 @@ class RemoteAnswer:
         self._exchange.send("read answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
-        """Yield numbered events, starting at `start`, and pings while no events arrive."""
+        """Yield numbered events, starting at `start`, and pings between them."""
         number, silent_s = start, 0.0
         while True:
             for event in self.log.sse_events[number:]:
@@ -327,7 +327,7 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
-        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if too many are in use."""
+        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 at the limit of conversations."""
         claim = claim_name(owner, conversation)
         stream = self._streams.get(claim)
         open_id = stream.id if stream is not None and not stream.finished else ""
@@ -408,7 +408,7 @@ def _in_progress_error(answer_id: str) -> ApiError:
 
 
 async def number_events(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
-    """Number the events from 0, and yield them starting at number `start`."""
+    """Number the events from 0; yield those from number `start`."""
     # Pings are not numbered, because they depend on timing, and an event must have the same number for all readers.
     number = -1
     async for sse_event in sse_events:

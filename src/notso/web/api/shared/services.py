@@ -36,7 +36,7 @@ def api_services(request: Request) -> ApiServices:
     return cast(ApiServices, request.app.state.api)
 
 
-async def _services(request: Request) -> ApiServices:  # a coroutine, because FastAPI would call a function in a thread
+async def _services(request: Request) -> ApiServices:  # a coroutine: FastAPI would call a plain function in a thread
     return cast(ApiServices, request.app.state.api)
 
 

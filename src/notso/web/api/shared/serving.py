@@ -1,6 +1,6 @@
-"""Process API requests: parse and admit them, generate their choices, and respond.
+"""Process API requests: parse and admit them, generate choices, and respond.
 
-A choice is one prompt with one set of sampling parameters; each choice is generated separately.
+Each choice (one prompt with one set of sampling parameters) is generated separately.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ INCOMPLETE = "notso.incomplete"
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-async def _owner(request: Request) -> str:  # a coroutine, because FastAPI would call a function in a thread
+async def _owner(request: Request) -> str:  # a coroutine: FastAPI would call a plain function in a thread
     return caller_of(request).owner
 
 
@@ -115,7 +115,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     strict = shared.settings.strict_fields
     if is_repaired and isinstance(parsed, ApiRequest) and not strict:
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
-    elif is_repaired and not isinstance(parsed, list):  # lists of files: `read_body_with_files` reads again
+    elif is_repaired and not isinstance(parsed, list):  # for a list of files, `read_body_with_files` reads it again
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
@@ -374,7 +374,7 @@ async def _check_prompts(request: Request, api_request: ApiRequest, engine: Chat
 
 
 def conversation_name(request: Request) -> str | None:
-    """Return the header X-Conversation-Id, if given. Raises ApiError (400) if it is malformed."""
+    """Return the header X-Conversation-Id, if given. Raises ApiError (400) if malformed."""
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
         raise invalid_field(CONVERSATION, "X-Conversation-Id must be 1 to 128 visible ASCII characters")

@@ -80,7 +80,7 @@ def to_search_result(hit: PassageHit, file_id: str) -> dict[str, Any]:
 
 
 async def map_file_ids(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
-    """Map document ids to file ids. For a document without a file, the file id is derived from the document id."""
+    """Map document ids to file ids, or to derived ids if there is no file."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
 

@@ -1,1 +1,1 @@
-"""Import and export of chats, including export as training rows."""
+"""Import chats, and export them, also as training rows."""

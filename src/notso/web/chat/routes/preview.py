@@ -2,7 +2,7 @@
 
 In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and most resources that load
 automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin and
-cannot load the page's files. Therefore, its scripts are inlined, and its policy allows only their digests.
+cannot load the page's files, so its scripts are inlined, and its policy allows only their digests.
 """
 
 from __future__ import annotations

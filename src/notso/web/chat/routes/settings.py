@@ -71,7 +71,7 @@ async def show_settings(page: Page, chat: NamedChat, project: NamedProject) -> R
 @router.post("/chats/{chat_id}/settings", dependencies=[GUARDED])
 @router.post("/projects/{project_id}/settings", dependencies=[GUARDED])
 async def change_settings(page: Page, chat: NamedChat, project: NamedProject, form: Fields) -> Response:
-    """Change settings. Missing and invalid fields keep their values; empty fields are reset to the default."""
+    """Change settings. A missing or invalid field leaves its setting unchanged; an empty field resets it."""
     if project is not None:
         form.pop("system_prompt", None)  # a project has instructions instead
 
