@@ -86,7 +86,7 @@ class ChatView(_View):
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
     def with_accepted(self, accepted: TurnAccepted) -> ChatView | None:
-        """Return a view that ends in the question of a stored turn, or None if the branch must be loaded again."""
+        """Return a view that ends in a stored turn's question, or None if the branch must be loaded again."""
         question, line = accepted.user_message, self.line
         # The text of a message that was unfinished when this view was loaded may be outdated.
         if any(each.active for each in line):

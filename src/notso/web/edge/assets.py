@@ -56,7 +56,7 @@ def accepts_gzip(headers: Mapping[str, str]) -> bool:
 
 
 class Assets:
-    """Files of a directory, published at /static/<digest>/<name>. References between them are rewritten accordingly."""
+    """Files of a directory, published at /static/<digest>/<name>. References between them are rewritten."""
 
     def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
         self.by_path: dict[str, Asset] = {}

@@ -329,8 +329,8 @@ class RequestLimits(HttpMiddleware):
 class ChunkedBodies(HttpMiddleware):
     """Sends large response bodies in pieces and limits their total size.
 
-    Above the limit, it drops the connections of clients that are not reading, starting with the client that stopped
-    reading first.
+    Above the limit, it drops the connections of clients that are not reading, starting with the one that stopped
+    first.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,8 +1,8 @@
 """ASGI middleware that checks hosts and cross-site requests, and adds security headers.
 
 The checks use the raw `Host` header and `scope["path"]`, never a URL built from both. If `Host` contains a slash or a
-question mark, the path of such a URL differs from the routed path, which could open guarded
-routes.
+question mark, the path of such a URL differs from the routed path, so guarded routes could
+be reached without a key.
 
 Origin rules let pages of other sites use the API; cookies of such requests are ignored. The rules do not apply to the
 chat pages. On the port that imitates Ollama, Ollama's default origins are also allowed.

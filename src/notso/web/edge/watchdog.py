@@ -1,9 +1,9 @@
 """Watchdog process that terminates a server with an unresponsive event loop, so that a supervisor can restart it.
 
-A Python thread cannot do this, because code that holds the GIL (a regular expression, a C library) blocks all threads
-and signal handlers. Therefore, a child process pings the event loop over a pipe every second and counts consecutive
-pings without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. Suspending
-the machine suspends the child, too.
+A Python thread cannot do this, because code that holds the GIL (such as a regular expression) blocks all threads and
+signal handlers. Therefore, a child process pings the event loop over a pipe every second and counts consecutive pings
+without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. Suspending the machine
+suspends the child, too.
 
 The child runs this file as its program, so the file imports only notso.system and a few standard modules.
 """

@@ -57,7 +57,7 @@ class Download:
 
 
 class Downloads:
-    """Starts and stops downloads, and reports progress. Thread-safe; only `close` blocks."""
+    """Starts, stops and reports downloads. Thread-safe; only `close` blocks."""
 
     def __init__(self, pull: Pull = pull) -> None:
         self._pull = pull

@@ -2,7 +2,7 @@
 
 Until such a response ends, its request, seed and tokens are stored in the database. If its process stops, another
 process continues the response under the same id: it repeats the request internally and replays the stored tokens.
-The interruption does not change the events that clients receive.
+The interruption does not change the response's events.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class BackgroundResponses:
         stream.follow_task.add_done_callback(lambda _: self._start_task(self._on_end(owner, response_id, stream)))
 
     async def _forget(self, owner: str, response_id: str) -> None:
-        # Storing the response may have succeeded in spite of the error. A process would then continue it.
+        # The response may have been stored in spite of the error. Unless it is deleted, a process will continue it.
         with contextlib.suppress(NotsoError):
             await self._shared.store.records.delete_unfinished_response(owner, response_id)
         self._own_ids.discard(response_id)

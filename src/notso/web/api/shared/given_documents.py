@@ -1,4 +1,4 @@
-"""Parse documents in API requests (files: in child processes), and limit answers' quotations to their text."""
+"""Parse files in API requests (in child processes), and limit quotations in answers to the text of documents."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class RemoteAnswer:
         self._exchange.send("read answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
-        """Yield numbered events, starting at `start`, and pings between them."""
+        """Yield numbered events, starting at `start`, and pings while none arrive."""
         number, silent_s = start, 0.0
         while True:
             for event in self.log.sse_events[number:]:
@@ -261,7 +261,7 @@ class ResumableStream:
         self.live_serializer = serializer.fresh_copy()  # receives every event as it is generated
         self.log = log  # published to other replicas; None if no replicas are configured
         self.is_continued: Callable[[], bool] = lambda: False  # whether another process continues the unfinished answer
-        self.is_read = False  # whether clients have read numbered events; the numbers must no longer change then
+        self.is_read = False  # whether clients have read numbered events; if so, the numbers must not change
         self.follow_task = asyncio.create_task(self._follow())
 
     @property
@@ -327,7 +327,7 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claim_conversation(self, owner: str, conversation: str, answer_id: str) -> AsyncIterator[None]:
-        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 at the limit of conversations."""
+        """Reserve a conversation for an answer. Raises ApiError: 409 if it is in use, 429 if there are too many."""
         claim = claim_name(owner, conversation)
         stream = self._streams.get(claim)
         open_id = stream.id if stream is not None and not stream.finished else ""

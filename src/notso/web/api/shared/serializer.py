@@ -132,7 +132,7 @@ async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | N
 
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
-    """Encode a value as one line of JSON. For large values, `is_whole` encodes in small steps."""
+    """Encode a value as one line of JSON, in small steps if `is_whole` (for large values)."""
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -115,7 +115,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     strict = shared.settings.strict_fields
     if is_repaired and isinstance(parsed, ApiRequest) and not strict:
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
-    elif is_repaired and not isinstance(parsed, list):  # for a list of files, `read_body_with_files` reads it again
+    elif is_repaired and not isinstance(parsed, list):  # a list of files: `read_body_with_files` reads the body again
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()
@@ -129,7 +129,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 async def read_fields_and_headers(
     request: Request, kind: type[F], notes: Notes, *, of_any_type: bool = False
 ) -> tuple[F, dict[str, str]]:
-    """Return a body's fields, and the response header that lists ignored ones. Raises like `read_body`."""
+    """Return a body's fields, and the header that lists ignored ones. Raises the same errors as `read_body`."""
 
     def parse(body: Mapping[str, Any]) -> tuple[F, tuple[RequestHint, ...]]:
         fields = read_fields(kind, body, notes)
@@ -420,7 +420,7 @@ def reread_stream(request: Request, stream: ResumableStream | RemoteAnswer, star
 
 
 async def respond_whole(running: RunningRequest, serializer: Serializer) -> Response:
-    """Generate and return a whole response. Raises errors of the generation."""
+    """Generate and return a whole response. Raises any error of the generation."""
     async for item in generation_events(running):
         if item is not None:
             for _ in await serialize_event(serializer, *item):

@@ -1,1 +1,1 @@
-"""Import chats, and export them, also as training rows."""
+"""Import and export chats, and export training rows."""

@@ -20,7 +20,7 @@ from notso.web.chat.files.other_programs import ExportReader
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
 
 SHAPE = JsonLimits(depth=64, objects=400_000, values=4_000_000)
-"""Limits on each chat, because the server decodes it, and a dict takes thirty times the memory of the text `{}`."""
+"""Limits on each chat, because the server decodes it: an empty dict takes thirty times the memory of its text."""
 
 Entry = tuple[str, Any]
 

@@ -25,7 +25,7 @@ router = APIRouter()
 DAYS = 30
 LIMITS = ("requests_per_minute", "requests_per_day", "tokens_per_day")
 MAX_ROWS, MAX_ENTRIES = 500, 200
-STOP_ROUNDS, STOP_SECONDS = 50, 0.1  # attempts to stop a user's requests before removal, and their interval
+STOP_ROUNDS, STOP_SECONDS = 50, 0.1  # number and interval of attempts to stop the requests of a user to be removed
 
 
 async def _accounts(page: Page) -> Accounts:
