@@ -37,7 +37,7 @@ from notso.web.values.request_id import request_id
 
 OLLAMA_PREFIX = "/api/"
 SHARED_PREFIXES = ("/v1/files/", "/v1/models/")
-"""Prefixes of paths that use Anthropic's format if the request has the header `anthropic-version`, else OpenAI's."""
+"""Prefixes of paths that use Anthropic's format for requests with the header `anthropic-version`, else OpenAI's."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {

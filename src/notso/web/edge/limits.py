@@ -78,7 +78,7 @@ LARGER_BODIES = {
         MAX_REQUEST_BYTES,
     ),
 }
-"""Body limits of paths to which MAX_BODY_BYTES does not apply."""
+"""Maximum body sizes for paths to which MAX_BODY_BYTES does not apply."""
 
 MOST_BYTES = 4 * MAX_REQUEST_BYTES
 """Budget for the total size of the bodies that are being received or parsed."""
@@ -257,7 +257,7 @@ MAX_HEADER_BYTES = 16 * 1024  # including the request line
 PIECE_BYTES = 64 * 1024
 """Bytes of a response per write. The client must read each piece within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
+"""Maximum total size of the response bodies being sent in pieces: enough for any page and a few full exports."""
 RELEASE_BODY = "notso.release_body"
 """ASGI scope entry: function to call if the body is freed before the response starts."""
 RETRY_SECONDS = 5

@@ -63,7 +63,7 @@ class OllamaGreeting(HttpMiddleware):
 
 
 ALLOWED = "notso.allowed_origin"
-"""Scope key that marks requests from an allowed origin."""
+"""ASGI scope key that marks requests from an allowed origin."""
 PREFLIGHT_SECONDS = 600
 _METHODS = "GET, POST, DELETE"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
