@@ -1,4 +1,4 @@
-"""Parse untrusted JSON, and compare values in other programs' settings."""
+"""Parse untrusted JSON, and compare JSON values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-# Values that mean "off" or "not set". An unknown field with one of these values is ignored.
+# Values that mean "off" or "not set". Unknown fields with one of these values are ignored.
 OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 

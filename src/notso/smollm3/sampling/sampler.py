@@ -2,19 +2,19 @@
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. As in Hugging Face's generation, for which SmolLM3's recommended
-settings were chosen, temperature precedes the filters. typical_p and XTC have the same places among the filters as in
-llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
+settings were chosen, temperature precedes the filters. typical_p and XTC are applied at the same positions as in
+llama.cpp. They have a separate code path (`apply_filters`), so that other requests are not slowed down.
 
 The random numbers depend only on the seed and the position.
 
-Flat distributions have tens of thousands of candidates for top_p, and sorting them would dominate the cost. Only two
-ranks matter: the ranks of the drawn token and of the last token of the nucleus (the tokens that top_p keeps).
-Candidates of nearly equal weight share a bucket. The sums of the buckets locate these ranks, and only the buckets that
-contain them are sorted.
+In a flat distribution, top_p has tens of thousands of candidates, and sorting all of them would dominate the cost. But
+only two ranks matter: that of the drawn token and that of the last token of the nucleus (the tokens that top_p keeps).
+The candidates are therefore divided into buckets of nearly equal weights. The sums of the buckets show which buckets
+contain these ranks, and only those buckets are sorted.
 
-DRY ("don't repeat yourself") penalizes tokens that would extend a repetition: the longer it is, the larger the penalty.
-If at least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is
-penalized. Repetitions end at sequence breakers, and a token that contains a breaker is never penalized.
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition: the longer the repetition, the larger the
+penalty. If at least the last `dry_allowed_length` tokens also occur earlier in the text, the token that followed them
+there is penalized. Repetitions end at sequence breakers, and a token that contains a breaker is never penalized.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BreakerTokens:
     """Tokens (`single`) and token sequences (`tails`) that contain a sequence breaker."""
 
     single: frozenset[int] = frozenset()
-    # The keys describe a sequence without its first token: the last token, the number of tokens, and all tokens. The
-    # values are sets of possible first tokens, because thousands of tokens can end with the same letter.
+    # The nested keys describe a sequence without its first token: its last token, its length, and all its tokens. The
+    # values are the sets of possible first tokens, because thousands of tokens can end with the same letter.
     tails: Mapping[int, Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]] = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ class RepetitionFinder:
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Return ascending token ids and the amounts to subtract from their logits."""
         # Match lengths are updated for each new token with one comparison per position, which is cheaper than a new
-        # search. Between calls, tokens may only be appended to a list.
+        # search. If the same list is passed again, tokens may only have been appended to it.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -99,7 +99,7 @@ class RepetitionFinder:
             token = self._tokens[end]
             self._since_break = 0 if self._ends_with_breaker(history, end + 1) else self._since_break + 1
             lengths = self._lengths
-            # Matches move forward by one position; the match length at the end itself is 0.
+            # Each match is extended to the next position or ends there; the length at the last position is always 0.
             lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
             lengths[0] = int(self._tokens[0] == token)
             lengths[end] = 0
@@ -147,15 +147,15 @@ def common_suffix_lengths(history: Tokens) -> NDArray[np.int64]:
     return np.array(found[::-1], np.int64)
 
 
-CACHED_SETS = 64  # cached sets of breakers; finding the tokens of a set takes milliseconds
-MAX_TAIL_TOKENS = 20  # maximum number of tokens after the first in a breaker's sequence
+CACHED_SETS = 64  # maximum number of cached breaker sets; finding the tokens of a set takes milliseconds
+MAX_TAIL_TOKENS = 20  # maximum length of a breaker's token sequence, without its first token
 
 
 class SequenceBreakers:
     """Finds the tokens of sequence breakers in one vocabulary. Thread-safe."""
 
-    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms. Either one token
-    # contains it, or a token ends with the beginning of the text, and the usual tokens of the rest follow.
+    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms: within a single
+    # token, or as a token that ends with the beginning of the text, followed by the usual tokens of the rest.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -208,12 +208,12 @@ class SequenceBreakers:
 
 
 _PIECE = 16_384  # chunk size; for larger temporary arrays, the allocator would map memory on each call
-_BUCKET_BITS = 16  # low bits that are ignored, so that weights in the same bucket differ by less than 1%
+_BUCKET_BITS = 16  # number of low bits that are ignored; weights in the same bucket differ by less than 1%
 
 
 def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
     """Draw an index from the nucleus of weights (float32, >= 0), using `uniform` in [0, 1)."""
-    # The result is the same as with all weights sorted by `ranked` and cut off where their sum first reaches
+    # The result is the same as if all weights were sorted by `ranked` and cut off where their sum first reaches
     # `nucleus_sum` (None: not cut off). The bits of nonnegative floats have the same order as their values.
     bits = (weights.view(np.uint32) >> np.uint32(_BUCKET_BITS)).astype(np.uint16)
     buckets = bits.max() - bits
@@ -257,20 +257,21 @@ def ranked(ids: Indices, weights: Floats) -> Indices:
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
 
 
-# Below this temperature, sampling is greedy, because dividing by such small numbers would leave only the likeliest
-# token, or overflow.
+# Below this temperature, sampling is greedy, because dividing by such a small number would overflow or leave only the
+# likeliest token.
 GREEDY_TEMPERATURE = 1e-5
 
-# Fractions of the likeliest token's probability. The candidates are the tokens above the first floor that leaves enough
-# tokens. A typical nucleus has a few dozen tokens, so sorting all 128,256 would be wasteful.
+# Floors, as fractions of the likeliest token's probability. The candidates are the tokens above the first floor that
+# leaves enough tokens. A typical nucleus has a few dozen tokens, so sorting all 128,256 would be wasteful.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
-# Without top_k, more candidates than this are not sorted but divided into buckets. The sampled token is the same.
+# Without top_k, if there are more candidates than this, they are divided into buckets instead of sorted. The sampled
+# token is the same.
 MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
 # Tokens below _SHORT_LIST_WEIGHT are usually only counted, because the end of the nucleus rarely depends on their
-# exact weights. Most of them are also below _FAINT_WEIGHT, which gives a closer bound on their sum.
+# exact weights. Most of them are also below _FAINT_WEIGHT, which gives a tighter bound on the sum of their weights.
 _SHORT_LIST_WEIGHT, _FAINT_WEIGHT = 5e-8, 1e-9
 # If at most this many tokens are above _SHORT_LIST_WEIGHT, only their weights are computed, which costs far less.
 _SHORT_LIST = 2048
@@ -323,8 +324,8 @@ class Sampler:
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
-        # Computes only the weights above a limit. The other weights are bounded, which bounds the total. Usually the
-        # nucleus ends at the same token for both bounds of the total. If not, the result is _UNSURE.
+        # Computes only the weights above a limit. The bound on the other weights gives a lower and an upper bound on
+        # the total. Usually the nucleus ends at the same token for both. If not, the result is _UNSURE.
         lowest, bound = self._weight_limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
@@ -344,8 +345,8 @@ class Sampler:
         return limit, _SLACK * math.exp((float(limit) - float(best)) / self.params.temperature)
 
     def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
-        # Weights that are not listed are below `bound`, and their sum is at most `rest`. If the result may depend on
-        # them, returns _UNSURE.
+        # Weights that are missing from `weights` are below `bound`, and their sum is at most `rest`. Returns _UNSURE if
+        # the result may depend on them.
         uniform = self._uniform(position)
         if not self._filters:
             return _index_at(np.cumsum(weights, dtype=np.float64), uniform)
@@ -412,7 +413,7 @@ class Sampler:
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
         # Returns ascending ids that include all tokens that pass the filters. Returns None if there are too many, or if
-        # tokens with weights below `bound`, which are not listed, might also pass.
+        # tokens that are missing from `weights` (below `bound`) might also pass.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
         # Tokens below min_p are not candidates, unless top_p needs the total weight of all tokens that pass top_k.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
@@ -455,7 +456,7 @@ class Sampler:
 
     def _random_words(self, position: int) -> tuple[int, int, int, int]:
         # Philox4x64-10 with key `seed` and counter `position + 1` (Salmon et al., "Parallel random numbers: as easy as
-        # 1, 2, 3", 2011); one word for each random decision.
+        # 1, 2, 3", 2011). Each random decision uses its own word.
         a, b, c, d, key, other_key = position + 1, 0, 0, 0, self.seed, 0
         for _ in range(10):
             first, second = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
@@ -476,7 +477,7 @@ def _finite_argmax(logits: Floats) -> int:
 
 
 def _index_at(sums: Doubles, uniform: float) -> int:
-    # `sums` are cumulative weights, `uniform` is in [0, 1).
+    # `sums` are cumulative weights, and `uniform` is in [0, 1).
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     # If the product rounds up to the last sum, the last token with a nonzero weight is chosen.
     return index if index < len(sums) else int(np.searchsorted(sums, sums[-1]))
@@ -505,8 +506,8 @@ def likeliest(values: Floats, count: int) -> list[int]:
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]
 
 
-# Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit the number of
-# sorted tokens, as _CANDIDATE_FLOORS does for top_p.
+# Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit how many tokens
+# are sorted, as _CANDIDATE_FLOORS does for top_p.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -534,7 +535,7 @@ def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tup
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Return the last index at which the weight's share is at least `threshold`, else 0. Weights must be descending."""
+    """Return the last index at which the weight is at least `threshold` of the total, or 0. `weights` must descend."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 

@@ -1,4 +1,4 @@
-"""Search for a short ending: tokens that complete an answer according to its grammar."""
+"""Search for a short ending, which is a sequence of tokens that completes an answer according to its grammar."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ import numpy as np
 from notso.smollm3.text.tokenizer import Tokenizer
 
 MAX_PIECE_BYTES = 32
-"""Longer tokens are ignored: they are rarely needed, and every length must be tried at every position."""
+"""Longer tokens are ignored, because they are rarely needed, and every length is tried at every position."""
 
 FEW_OTHERS = 3
-"""Where a value can end, up to this many continuations are tried in addition to ending it."""
+"""Where a value can end, the search also tries up to this many ways to continue it."""
 
 USUAL_NUMBER = 16
-"""Usual maximum length of a number or literal outside strings, in bytes. Each further byte counts as a detour: a step
-that rarely leads to a short ending. Continuations with few detours are examined first."""
+"""Usual maximum length in bytes of a number or literal outside strings. Each further byte counts as a detour, which is
+a step that rarely leads to a short ending. Continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""A text is not continued if an earlier one in the same state (`key` in `_successors`) costs no more. Right after
-punctuation, the state includes this many last bytes, because a token may span these bytes and later ones."""
+"""A text is not continued if an earlier text with the same state (`key` in `_successors`) costs no more. Right after
+punctuation, the state includes this many of the last bytes, because a token may span these bytes and later ones."""
 
 MAX_RESTS, NEAR = 8, 32
-"""Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""
+"""Maximum number of suffixes of a known ending that are tried, and number of initial search steps that try them."""
 
 DEPTH_WEIGHT, MEMBER_WEIGHT = 40.0, 12.0
-"""Weights of open containers and of members in `_estimate`. They favor completing an unfinished value over searching
-for a shorter one."""
+"""Weights of open containers and of members in `_estimate`. With these weights, completing an unfinished value takes
+precedence over searching for a shorter one."""
 
 _UNREACHABLE = 1 << 30
 _TAG = 0xFF
-"""Byte that marks a control token in a text of the search; invalid in UTF-8."""
+"""Byte that marks a control token in the texts of a search. It is invalid in UTF-8."""
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _NAME_BEGINS = re.compile(rb'(?<=[{,])(?=")')
 _STRUCTURE = re.compile(rb'[",\]}]')
@@ -45,7 +45,7 @@ _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
 
 
 class MatcherProtocol(Protocol):
-    """A grammar's matcher at the end of a text, such as `llguidance.LLMatcher`."""
+    """A grammar's matcher after it has read a text, such as `llguidance.LLMatcher`."""
 
     def deep_copy(self) -> MatcherProtocol: ...
 
@@ -61,19 +61,19 @@ class MatcherProtocol(Protocol):
         """Consume a token; return False if it is not allowed."""
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Consume tokens up to the first that is not allowed; return the number of consumed tokens."""
+        """Consume tokens until one is not allowed; return the number of consumed tokens."""
 
 
 class Place(NamedTuple):
-    """Position in a JSON text, relative to the start of the search. Approximate for other grammars."""
+    """Position in a JSON text, relative to the start of the search. For other grammars, it is an approximation."""
 
     in_string: bool = False
     escaped: bool = False
     string_start: int = 0
-    closed: int = 0  # containers that were opened before the search and are closed now
-    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # per open container: commas so far, and the last name
-    members: int = 0  # commas in all containers
-    run: int = 0  # bytes since the last quotation mark, bracket or separator
+    closed: int = 0  # number of containers that were opened before the search and are now closed
+    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # per open container: number of commas so far, last name
+    members: int = 0  # number of commas in all containers
+    run: int = 0  # number of bytes since the last quotation mark, bracket or separator
 
     def after(self, text: bytes, start: int) -> Place:
         in_string, escaped, string_start, closed, opened, all_members, run = self
@@ -103,10 +103,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchMemory:
-    """Results of searches in one grammar, keyed by a hash of the allowed tokens."""
+    """Results of searches in one grammar, by hash of the allowed tokens."""
 
     kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # result of `_byte_classes`
-    ends: dict[int, bytes | None] = field(default_factory=dict)  # a text that completes a string; None: not found
+    ends: dict[int, bytes | None] = field(default_factory=dict)  # a text that completes a string, if found
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ class EndingHints:
 
     tags: Sequence[int] = ()  # control tokens of the grammar
     names: Sequence[bytes] = ()  # `"NAME":` of required members
-    orders: Sequence[dict[bytes, int]] = ()  # for each object, positions of members by name
+    orders: Sequence[dict[bytes, int]] = ()  # for each object, the positions of members by name
     texts: Sequence[bytes] = ()  # ends of strings, shortest first
     memory: SearchMemory = field(default_factory=SearchMemory)
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    # A continuation of the answer.
+    # A possible continuation of the answer.
     matcher: MatcherProtocol
     text: bytes
     costs: list[int]  # costs[n]: minimum number of tokens for the first n bytes of the text
@@ -148,7 +148,8 @@ class ShortestEndingSearch:
         self._single = dict(single_bytes)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
-        # Sort key: ASCII before other bytes; then by the most repetitions of the byte in a single token, descending.
+        # Sort key: ASCII before other bytes, then bytes with more repetitions in a single token before those with
+        # fewer.
         longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
         return byte >= 0x80, -longest, byte
 
@@ -163,8 +164,9 @@ class ShortestEndingSearch:
         escaped: bool = False,
         earlier_ending: bytes = b"",
     ) -> tuple[list[int] | None, int]:
-        """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the step count."""
-        # in_string, escaped: the text ends inside a JSON string, or after a backslash.
+        """Return up to `most` tokens that complete the text of `matcher` (or None), and the number of search steps."""
+        # in_string, escaped: whether the text ends inside a JSON string, and whether it ends with an escaping
+        # backslash.
         # earlier_ending: an ending whose suffixes are tried first.
         ticket = itertools.count()
         start = _Node(matcher.deep_copy(), b"", [0], Place(in_string, escaped), 0)
@@ -245,7 +247,8 @@ class ShortestEndingSearch:
             if place.in_string:
                 name_nodes += self._finish_string(node, kind, hints)
             yield from name_nodes
-            # Classes are reused only in strings, because numbers with equal masks may continue differently.
+            # Classes are reused only in strings, because numbers at which the same tokens are allowed may continue
+            # differently.
             if kind not in kinds or not place.in_string:
                 kinds[kind] = self._byte_classes(node, allowed_bytes)
             ends, others = list(kinds[kind]), []
@@ -257,9 +260,9 @@ class ShortestEndingSearch:
             yield from self._child_nodes(node, bytes([byte]), [self._single[byte]], detours=1)
 
     def _required_name_nodes(self, node: _Node, hints: EndingHints) -> list[_Node]:
-        # Returns a node for each required name that can come next. Of several such names in one object's order, only
-        # the last is used. Members must be in this order, so if the last can come next, the others are not required
-        # here.
+        # Returns a node for each required name that can come next. If one object has several of these names, only the
+        # last of them is used: members must be in order, so if the last name can come next, the earlier ones are not
+        # required here.
         nodes = {name: each for name in hints.names if (each := self._node_after(node, name)) is not None}
         if len(nodes) > 1:
             lasts = {max(nodes, key=order.__getitem__) for order in hints.orders if nodes.keys() <= order.keys()}
@@ -280,8 +283,8 @@ class ShortestEndingSearch:
         return []
 
     def _byte_classes(self, node: _Node, allowed_bytes: list[int]) -> tuple[int, ...]:
-        # Returns one byte of each class. Bytes are in the same class if the same tokens are allowed after them. If
-        # ASCII is allowed, other bytes are ignored.
+        # Returns one byte of each class. Bytes are in the same class if the same tokens are allowed after them. If any
+        # ASCII byte is allowed, all other bytes are ignored.
         classes: dict[tuple[bool, int], int] = {}
         ascii_only = [byte for byte in allowed_bytes if byte < 0x80] or allowed_bytes
         for byte in ascii_only:
@@ -344,6 +347,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    # The cost so far, reduced by completed members and increased by open containers.
+    # The cost so far, increased for each open container and reduced for each completed member.
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

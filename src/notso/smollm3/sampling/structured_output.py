@@ -1,4 +1,4 @@
-"""Constraints on an answer: a grammar after the reasoning, and masked tokens."""
+"""Constrain an answer with a grammar, which applies after the reasoning, and with masked tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 MAX_CALL_TOKENS = 1_000
-"""Near the token limit, the start of a call triggers a search for a short call of up to this many tokens."""
+"""If a call starts near the token limit, a search checks whether it can end within this many tokens."""
 
 
 class FieldMask(Protocol):
@@ -32,7 +32,7 @@ class FieldMask(Protocol):
 
 
 class StructuredOutput:
-    """Masks tokens of one answer."""
+    """Masks tokens while one answer is generated."""
 
     has_grammar: bool = False
     constrains_tool_calls: bool = False
@@ -55,7 +55,8 @@ class StructuredOutput:
         return False
 
     def must_end_reasoning(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
+        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in the remaining `left`
+        tokens."""
         return False
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
@@ -67,7 +68,7 @@ class StructuredOutput:
         return True
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Narrow the logits (V,) of `restrict` after `permits` has rejected `token`."""
+        """Mask `token`, and possibly more, in the logits (V,) of `restrict` after `permits` has rejected it."""
         return _mask(logits, [token])
 
     def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
@@ -80,10 +81,10 @@ class GrammarOutput(StructuredOutput):
 
     has_grammar = constrains_tool_calls = True
 
-    # The grammar constrains the answer from its first token. Between the closing tag of the reasoning and the answer, a
-    # newline is also allowed. During reasoning, only end tokens are masked.
-    # may_think: the answer may begin with reasoning.
-    # started: the prompt ends with the beginning of the answer.
+    # The grammar constrains the answer from its first token. A newline is also allowed between the closing tag of the
+    # reasoning and the answer. During reasoning, the grammar does not apply, but end tokens are masked.
+    # may_think: whether the answer may begin with reasoning.
+    # started: whether the prompt ends with the beginning of the answer.
     # closing: number of tokens that end the reasoning.
     def __init__(
         self,
@@ -108,7 +109,7 @@ class GrammarOutput(StructuredOutput):
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
         newline = tokenizer.encode("\n")
         self._newline = newline[0] if len(newline) == 1 else None
-        self._least: tuple[int | None] | None = None  # result of `_least_tokens`; None: not computed yet
+        self._least: tuple[int | None] | None = None  # (result of `_least_tokens`,), or None if not computed yet
 
     @property
     def is_over(self) -> bool:
@@ -141,7 +142,7 @@ class GrammarOutput(StructuredOutput):
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
         if in_reasoning or self._fields is not None:
-            return True  # not checked with `fields`, which the search for endings ignores
+            return True  # with `fields`, nothing is checked, because the search for endings ignores them
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._after_close and token == self._newline)):
@@ -183,7 +184,7 @@ def mask_except(logits: Floats, ids: npt.NDArray[np.intp]) -> Floats:
     """Return logits (V,) in which all tokens except `ids` are masked."""
     restricted = np.full_like(logits, -np.inf)
     restricted[ids] = logits[ids]
-    if not np.isfinite(restricted[ids]).any():  # other constraints mask all `ids`
+    if not np.isfinite(restricted[ids]).any():  # true if other constraints mask all `ids`
         restricted[ids] = 0
     return restricted
 
@@ -195,8 +196,8 @@ def _mask(logits: Floats, ids: Sequence[int]) -> Floats:
 
 
 def _keep(logits: Floats, allowed: npt.NDArray[np.bool_]) -> Floats:
-    # Within a JSON string, almost all tokens are usually allowed, so masking the others is faster than copying the
-    # allowed ones.
+    # Within a JSON string, almost all tokens are usually allowed, so masking the forbidden tokens is faster than
+    # copying the allowed ones.
     restricted = logits.copy()
     np.copyto(restricted[: len(allowed)], -np.inf, where=~allowed)
     restricted[len(allowed) :] = -np.inf
@@ -212,9 +213,10 @@ class StructuredCalls(StructuredOutput):
 
     constrains_tool_calls = True
 
-    # A call starts with the token of its opening tag; tokens that would complete the tag as ordinary text are masked.
-    # started: beginning of the answer in the prompt. An unfinished call at its end that violates the grammar causes
-    # InvalidRequestError if is_strict is set, and is not constrained otherwise.
+    # A call must start with the special token of its opening tag. Tokens that would complete the tag as ordinary text
+    # are therefore masked. started: the beginning of the answer, if the prompt contains it. If it ends with an
+    # unfinished call that violates the grammar, InvalidRequestError is raised if is_strict is set; otherwise, this call
+    # is not constrained.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -298,7 +300,7 @@ def structured_output_for(
 ) -> StructuredOutput | None:
     """Return the constraints of a request, or None if it has none. Raises InvalidRequestError.
 
-    started: beginning of the answer in the prompt. closing: see GrammarOutput.
+    started: beginning of the answer, if the prompt has it. closing: see GrammarOutput.
     """
     # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that the prompt's cached prefix
     # remains valid.
@@ -319,7 +321,7 @@ def structured_output_for(
         if matcher.is_over:
             raise InvalidRequestError("the answer is already complete according to its grammar", param="continue_last")
     if fields is not None:
-        for piece in re.split(rb'(?<=")', started.encode()):  # a quotation must not begin within a piece
+        for piece in re.split(rb'(?<=")', started.encode()):  # split so that no quotation begins within a piece
             fields.consume(piece)
         if not fields.narrow(matcher.allowed(), np.zeros(tokenizer.vocab_size, np.float32)).any():
             raise InvalidRequestError("the text so far does not match the documents", param="continue_last")
@@ -346,7 +348,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCom
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # checks the grammar alone, so that later errors are about the tools
+    grammars.matcher([answer], "grammar")  # checks the grammar by itself, so that later errors are about the tools
     parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
     return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
 
@@ -371,8 +373,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler, started: str
 ) -> StructuredOutput | None:
-    # Constrains the tool names in calls, and the arguments of strict tools. Without strict tools, returns None if the
-    # model has no token for calls, or a tool has no name.
+    # Constrains the tool names in calls, and the arguments of strict tools. If no tool is strict, returns None if the
+    # model has no token for calls or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None
@@ -380,7 +382,7 @@ def _structured_calls(
         raise InvalidRequestError(
             "this model has no token that begins a tool call, so arguments cannot be constrained", param="tools"
         )
-    # Compiled before generation, because compiling at the start of a call would delay other answers.
+    # Compiled before generation starts, because compiling it when a call starts would delay other answers.
     matcher = _calls_matcher("start: call", tools, tokenizer, grammars, _arguments_parts(tools, options.strict_tools))
     spelling = grammars.spelling(CALL_TAG)
     return StructuredCalls(tokenizer, matcher, spelling, started, is_strict=bool(options.strict_tools))
@@ -417,7 +419,7 @@ def _tool_calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) ->
 
 
 def _arguments_parts(tools: Sequence[Tool], strict: Collection[str] | None = None) -> list[Part]:
-    # strict: names of the tools with enforced schemas; None: all tools.
+    # strict: names of the tools whose schemas are enforced, or None for all tools.
     return [
         {
             "name": f"arguments_{number}",
@@ -442,7 +444,7 @@ def check_strict_tools(options: RequestOptions) -> None:
 
 
 def tool_names(tools: Sequence[Tool]) -> set[Any]:
-    """Return the names of tools, with None for a tool that has no name."""
+    """Return the names of tools, including None if a tool has no name."""
     return {name if isinstance(name := _function(tool).get("name"), str) and name else None for tool in tools}
 
 

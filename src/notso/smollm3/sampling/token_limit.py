@@ -1,12 +1,12 @@
 """Complete structured answers within their token limit.
 
 An ending is a sequence of tokens that completes the answer according to its grammar; the distance to the end is the
-length of the shortest ending. Near the limit, a token is accepted only if an ending that fits in the remaining tokens
-is found after it. This rule applies as soon as one such ending is known.
+length of the shortest ending. Near the limit, as soon as an ending that fits in the remaining tokens is known, a token
+is accepted only if such an ending is also found after the token.
 
-Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
+Far from the limit, the distance is estimated from the text of the grammar, without a search. It is also estimated by
 how much one token can increase the distance, for example by opening an object with required members. The two estimates
-determine when a search is necessary. They err on the high side, so that the search does not start too late. Near the
+determine when a search is necessary. They tend to be too high, so that the search does not start too late. Near the
 limit, the last known ending is tried first and usually still works.
 """
 
@@ -33,7 +33,7 @@ MAX_NAMES = 256
 MAX_ORDERS = 256
 MAX_STRINGS = 16
 FORMAT_TOKENS = 40
-MAX_DEPTH = 100  # depth of nested schemas and references; each level takes up to five interpreter frames
+MAX_DEPTH = 100  # maximum nesting depth of schemas and references; each level takes up to five interpreter frames
 FREE_JUMP = 16
 """Estimated number of containers that one token can open in JSON without a schema."""
 
@@ -57,28 +57,29 @@ class Extent(NamedTuple):
     """Estimated numbers of tokens."""
 
     least: float = 0  # length of a short answer
-    jump: float = 0  # largest number that one token can add to the distance to the end
+    jump: float = 0  # largest increase of the distance to the end that one token can cause
     most: float = 0  # greatest distance to the end at any point of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
-    """Estimates for a grammar, and texts that help a search."""
+    """Estimates for a grammar, and texts that a search tries."""
 
     extent: Extent
     names: tuple[bytes, ...]  # `"NAME":` of required members
-    strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
+    strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # for each string, its patterns and minimum length
     formats: tuple[str, ...] = ()
-    orders: tuple[dict[bytes, int], ...] = ()  # per object with required members: `"NAME":` -> position
+    orders: tuple[dict[bytes, int], ...] = ()  # for each object with required members: `"NAME":` -> position
     answer: GrammarExtent | None = None  # estimates for an answer that may be given instead of tool calls
 
     def texts(self) -> list[str]:
-        """Return short texts that satisfy a string's patterns and minimum length, or its format."""
+        """Return, for each string, a short text that satisfies its patterns and minimum length, or its format."""
         texts = [shortest_match(*each) for each in self.strings]
         return [*(text for text in texts if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens will remain at the next search. Now, `left` remain, and an ending takes `distance`."""
+        """Return how many tokens will remain at the next search. `left` tokens remain now, and an ending needs
+        `distance`."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -108,8 +109,8 @@ def _sum(extents: Iterable[Extent]) -> Extent:
 
 
 def _text_grammar_extent(source: str, is_call: bool) -> Extent:
-    # is_call: the part describes tool calls. It is assumed to consist of literals, because the arguments of calls and
-    # the answer are described by separate parts.
+    # is_call: whether the grammar describes tool calls. It then counts as literal text, because separate parts describe
+    # the arguments of calls and the answer.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -251,17 +252,17 @@ class _SchemaExtents:
 
 
 FIRST_STEPS, STEPS = 3_000, 400
-"""Maximum number of steps in a search while no ending is known, and in a search after a sampled token."""
+"""Maximum numbers of steps in a search while no ending is known, and in a search after a sampled token."""
 
 MAX_STEPS = 20_000
-"""Maximum number of search steps per answer. An answer that needs more may be cut off at the token limit."""
+"""Maximum number of search steps per answer. An answer that needs more steps may be cut off at the token limit."""
 
 TRIES = 4
-"""Number of rejected tokens after which only tokens that begin the known ending are allowed."""
+"""After this many rejected tokens, only tokens with which the known ending can begin are allowed."""
 
 HOPELESS, MARGIN = 1.5, 20
-"""The first search accepts endings of up to HOPELESS times the remaining tokens plus MARGIN. If it finds none, there is
-no second search for an ending that fits."""
+"""The first search accepts endings of up to HOPELESS times the number of remaining tokens plus MARGIN. If it finds
+none, there is no second search for an ending that fits in the remaining tokens."""
 
 MAX_STRING_ENDS = 500
 
@@ -271,7 +272,7 @@ been used."""
 
 
 class Pieces(NamedTuple):
-    """A vocabulary's end tokens, and the text and `number_digits` of each token."""
+    """A vocabulary's end tokens, and the text and the `number_digits` of each token."""
 
     ends: npt.NDArray[np.intp]
     texts: list[bytes]
@@ -284,7 +285,8 @@ class _Ending(NamedTuple):
 
 
 class TokenLimit:
-    """Keeps one answer within its limit. Call `permits` with each sampled token, `consume` with each accepted one."""
+    """Keeps one answer within its limit. Call `permits` with each sampled token and `consume` with each accepted
+    one."""
 
     def __init__(
         self, endings: ShortestEndingSearch, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces
@@ -306,7 +308,7 @@ class TokenLimit:
 
     @property
     def least_estimate(self) -> float:
-        """Estimated length of a short answer in tokens; errs on the high side."""
+        """Estimated length of a short answer in tokens, more likely too high than too low."""
         return self._extent.extent.least
 
     def exclude_calls(self) -> None:
@@ -341,7 +343,7 @@ class TokenLimit:
         return True
 
     def remaining_choices(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from after `token` was rejected; None: all other tokens."""
+        """Return the tokens to choose from after `token` was rejected, or None for all other tokens."""
         if self._ending is None or (len(self._rejected) < TRIES and len(self._ending.tokens) <= left):
             return None
         if not self._ending.tokens:
@@ -390,8 +392,8 @@ class TokenLimit:
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
     def _first_ending(self, matcher: MatcherProtocol, most: int, state: JsonState) -> _Ending | None:
-        # The first search also accepts an ending that is too long. If it finds one, a second search looks for an ending
-        # of up to `most` tokens.
+        # The first search also accepts endings that are too long. If it finds one of these, a second search looks for
+        # an ending of up to `most` tokens.
         generous = int(HOPELESS * most) + MARGIN
         ending = self._search(matcher, generous, FIRST_STEPS, state)
         if ending is None or len(ending.tokens) <= most:
@@ -429,7 +431,8 @@ class TokenLimit:
 
 
 MAX_DIGITS = 20
-"""Maximum length of a number in digits: that of the largest 64-bit integer. Prevents endless numbers."""
+"""Maximum number of digits of a number, which is that of the largest 64-bit integer. This limit prevents endless
+numbers."""
 
 _NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")
@@ -460,8 +463,8 @@ class JsonState(NamedTuple):
 
 
 def number_digits(texts: Sequence[bytes]) -> npt.NDArray[np.uint16]:
-    """Return how many digits each token (V,) adds to a number."""
-    # A number cannot end with a sign, point or exponent, so the digit that must follow is counted, too.
+    """Return, for each token (V,), how many digits it adds to a number."""
+    # A number cannot end with a sign, point or exponent, so the digit that must follow is also counted.
     found = np.zeros(len(texts), np.uint16)
     for token, text in enumerate(texts):
         if text and text[0] in _NUMBER and (number := _NUMBER_GOES_ON.match(text)):

@@ -1,1 +1,1 @@
-"""Scheduling: choosing the rows and cache blocks of the next step."""
+"""Choose the rows and cache blocks of the next step."""

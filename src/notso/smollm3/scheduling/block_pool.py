@@ -1,17 +1,18 @@
-"""Block pool of the KV cache: reference counts and prefix caching.
+"""Manage the blocks of the KV cache, with reference counts and prefix caching.
 
 A block holds the keys and values of 128 positions in every layer. They depend only on the tokens up to the block's end,
 so a block is identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep
 their content until they are evicted in LRU order, so continued chats, shared system prompts and edited messages reuse
 cached prefixes.
 
-A block records the conversations that computed or used it, and is dropped when all of them have been evicted. A
+A block records the conversations that computed or used it. When all of them have been evicted, the block is dropped. A
 "reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading. Such a
-block is dropped when every reading that contains it has been removed, not when its conversations have been evicted.
+block is dropped only when every reading that contains it has been removed, even if its conversations are evicted
+earlier.
 
 With KV formats that have fewer than 8 bits for keys or values, the first block of a sequence and incomplete blocks are
-also stored in a more precise format. The memory of such a copy is called a window; there are fewer windows than blocks.
-This module assigns windows to blocks; the arrays are in kv_cache.py.
+also stored in a more precise format. The memory for such a copy is called a window. There are fewer windows than
+blocks. This module assigns windows to blocks; the arrays are in kv_cache.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BLOCK_TOKENS = 128
 HASH_BYTES = 16
 CONVERSATION_BYTES = 8
 
-# Conversation digest of requests without a conversation name. Their blocks cannot be evicted by conversation.
+# Conversation digest for requests without a conversation name. Their blocks cannot be evicted by conversation.
 ANONYMOUS = bytes(CONVERSATION_BYTES)
 
 # Bit of a digest's first byte: set for readings, clear for conversations.
@@ -40,10 +41,10 @@ _READING_BIT = 0x80
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """Salt of a sequence's block hashes: `root`, plus `private` (if set) from block `shared_blocks` on."""
+    """Salt of a sequence's block hashes: `root` and, from block `shared_blocks` on, `private` (if set)."""
 
-    # Only prompts with the same salt find a cached block. Owners with the same root thus share the first
-    # `shared_blocks` blocks; later blocks are found only by the owner with the same `private`.
+    # A cached block is found only with the salt with which it was stored. Owners with the same root thus share the
+    # first `shared_blocks` blocks, but later blocks are found only with the same `private`.
 
     root: bytes
     private: bytes = b""
@@ -54,7 +55,7 @@ class CacheSalt:
         return self.private or self.root
 
     def parent_hash(self, index: int, previous: bytes) -> bytes:
-        """Return the parent hash of block `index`; `previous`: hash of the block before it, if any."""
+        """Return the parent hash of block `index`. `previous`: hash of the block before it, if any."""
         before = previous if index else self.root
         if self.private and index == self.shared_blocks:
             return hashlib.blake2b(before + self.private, digest_size=HASH_BYTES).digest()
@@ -76,8 +77,8 @@ class _Block:
 class BlockPool:
     """Blocks of one cache. Not thread-safe."""
 
-    # windows: number of windows, or None if the format needs none. An unreferenced block is cached if it is registered,
-    # and blank otherwise.
+    # windows: number of windows, or None if the format needs none. An unreferenced block is cached if it is registered;
+    # otherwise, it is blank.
     def __init__(self, blocks: int, windows: int | None = None) -> None:
         self._blocks = [_Block() for _ in range(blocks)]
         self._blank = list(range(blocks - 1, -1, -1))
@@ -140,7 +141,7 @@ class BlockPool:
                 self._unreferenced[block] = None
 
     def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
-        """Register a block of up to 128 `tokens`, unless an equal one is registered."""
+        """Register a block of up to 128 `tokens`, unless an equal block is already registered."""
         children = self._children.setdefault(parent_hash, {})
         entry, key = self._blocks[block], tuple(tokens)
         equal = children.get(key)
@@ -156,8 +157,9 @@ class BlockPool:
         return children.get(tuple(tokens)) if children else None
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the block after `parent_hash` that begins with the most of `tokens`, and how many, or (-1, 0)."""
-        # With windows, only a block's window can be used in part, not the block itself.
+        """Return the block after `parent_hash` with the longest common prefix with `tokens`, and its length, or (-1,
+        0)."""
+        # If the pool has windows, a block can be used in part only from its window.
         best, most = -1, 0
         for candidate, block in self._children.get(parent_hash, {}).items():
             common = common_length(candidate, tokens)
@@ -166,7 +168,7 @@ class BlockPool:
         return best, most
 
     def chain(self, salt: CacheSalt, tokens: Sequence[int], *, with_rest: bool = False) -> list[int]:
-        """Return the cached full blocks of `tokens`; `with_rest` includes the last, partial one."""
+        """Return the cached full blocks of `tokens` and, if `with_rest`, the last, partial block."""
         blocks, hash = list[int](), b""
         for at in range(0, len(tokens) - (0 if with_rest else BLOCK_TOKENS - 1), BLOCK_TOKENS):
             piece = tokens[at : at + BLOCK_TOKENS]
@@ -181,12 +183,13 @@ class BlockPool:
     def deprioritize(self, blocks: Sequence[int]) -> int:
         """Move unreferenced `blocks` to the front of the eviction order; return their number."""
         cached = [block for block in blocks if block in self._unreferenced]
-        for block in cached:  # the last one will be the first to be evicted
+        for block in cached:  # the last of these blocks will be evicted first
             self._unreferenced.move_to_end(block, last=False)
         return len(cached)
 
     def claim(self, block: int, length: int) -> bool:
-        """Acquire a block for appending if it is unreferenced and has `length` tokens; the caller reregisters it."""
+        """Acquire a block for appending if it is unreferenced and has `length` tokens. The caller must register it
+        again."""
         entry = self._blocks[block]
         if entry.references or len(entry.tokens) != length:
             return False
@@ -207,7 +210,7 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation or reading, and its blocks except those that survive (see `survives_eviction`)."""
+        """Remove a conversation or reading, and its blocks unless `survives_eviction`."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
@@ -216,7 +219,7 @@ class BlockPool:
                 if block in self._unreferenced:
                     self._evict(block)
                 else:
-                    self._unregister(block)  # it becomes blank once it is freed
+                    self._unregister(block)  # the block becomes blank once it is freed
 
     @property
     def windows(self) -> Mapping[int, int]:
@@ -231,7 +234,8 @@ class BlockPool:
         self._windows[block] = self._free_windows.pop()
 
     def open_windows(self, blocks: Sequence[int], start: int, rows: int) -> None:
-        """Assign windows to the first block and those that a step writes; free the windows of blocks in between."""
+        """Assign windows to the first block and to those that a step writes, and free the windows of the blocks in
+        between."""
         if not self.has_windows:
             return
         first, last = start // BLOCK_TOKENS, (start + rows - 1) // BLOCK_TOKENS
@@ -241,7 +245,7 @@ class BlockPool:
             self.open_window(blocks[number])
 
     def close_windows(self, blocks: Sequence[int], start: int, count: int) -> None:
-        """Free the windows of full blocks, except the first block's."""
+        """Free the windows of full blocks, except that of the first block."""
         if self.has_windows:
             for block in blocks[max(start // BLOCK_TOKENS, 1) : (start + count) // BLOCK_TOKENS]:
                 self._free_window(block)
@@ -277,8 +281,8 @@ NO_SALT = CacheSalt(b"")
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
     """Return the salt of an owner's prompts. `scope`: see `FixedPrefix`; `adapter`: digest or empty."""
-    # Prompts match only blocks of their own owner or scope, so response times reveal nothing about others. The length
-    # byte separates the adapter's digest from the name of the owner or scope.
+    # Prompts match only blocks of their own owner or scope, so response times reveal nothing about the prompts of
+    # others. The length byte separates the adapter's digest from the name of the owner or scope.
     adapter = bytes([len(adapter)]) + adapter
     own = hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
     if scope is None:
@@ -306,7 +310,7 @@ def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
 
 
 def survives_eviction(others: Collection[bytes], evicted: bytes) -> bool:
-    """Return whether a block is kept after `evicted` is removed; `others`: its other conversations and readings."""
+    """Return whether a block is kept when `evicted` is removed. `others`: its other conversations and readings."""
     # A reading's blocks are kept only by other readings, not by conversations that used them.
     return any(map(is_reading, others)) if is_reading(evicted) else bool(others)
 

@@ -1,4 +1,4 @@
-"""Speculative decoding without a draft model: n-gram lookup in the prompt and the answer.
+"""Draft tokens without a draft model, by looking up n-grams in the prompt and the answer (speculative decoding).
 
 If the last tokens of the text occur earlier (a match), the tokens that followed them there are the draft: a guess at
 the next tokens. Draft tokens are computed in the same step as the next token of the answer. Every position is sampled
@@ -6,13 +6,14 @@ as it would be without a draft, and draft tokens that equal the sampled ones are
 but never the text.
 
 The drafter chooses the draft length with the highest expected number of tokens per second. For this, it estimates the
-acceptance rate of each answer by match length, and the cost of additional rows (tokens in a step). When three
-successive drafts after matches of at least three tokens are rejected at their first token, the drafter ignores matches
-of 3 to 31 tokens for a while, longer each time.
+acceptance rate of each answer by match length, and the cost of additional rows (tokens in a step). If three successive
+drafts after matches of at least three tokens are rejected at their first token, the drafter ignores matches of 3 to 31
+tokens for a while. This pause becomes longer each time.
 
 The cost of draft tokens is derived from the measured latencies of steps with different numbers of rows. A step reads
-every weight once, whatever its number of rows, so the first additional rows are nearly free; their number depends on
-the kernels and the machine. Planned costs are used until steps have been measured; later, they dampen outliers.
+every weight once, whatever its number of rows, so a few additional rows are nearly free; how many depends on the
+kernels and the machine. Until steps have been measured, planned costs are used; later, they reduce the effect of
+outliers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from itertools import pairwise
 
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 
-# Planned cost of a step by number of rows, relative to one row; interpolated linearly, and extrapolated beyond 16 rows.
+# Planned cost of a step by number of rows, relative to one row. Other values are interpolated linearly, or extrapolated
+# beyond 16 rows.
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
 
-PLANNED_WEIGHT = 3.0  # the planned cost counts as much as this many timings
+PLANNED_WEIGHT = 3.0  # number of timings that have as much weight as the planned cost
 LONGEST_MEMORY = 30.0  # number of timings after which the mean becomes an exponential moving average
 OUTLIER = 2.0  # cap on a timing, as a multiple of the expected one
 
@@ -80,24 +82,24 @@ def _interpolate_cost(rows: int) -> float:
 
 _PLANNED_ROWS = [_interpolate_cost(rows) for rows in range(MAX_SAMPLED + 1)]
 
-COMPARED_MATCH = 3  # of matches with at least this length, the longest is used; of shorter matches, the latest
+COMPARED_MATCH = 3  # among matches of at least this length, the longest is used; among shorter ones, the latest
 LONGEST_MATCH = 32  # longer matches are not more reliable
-CANDIDATES = 6  # occurrences examined, latest first
+CANDIDATES = 6  # maximum number of occurrences examined, latest first
 MOST_DRAFTS = 15  # with the answer's next token, they fill one tile of 16 rows
 
-# Shortest match of each class.
+# Shortest match length of each class.
 MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
 # Prior acceptance rate per class, measured with benchmarks/speculation.py.
 EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
-EXPECTED_WEIGHT = 4.0  # the prior counts as much as this many draft tokens
+EXPECTED_WEIGHT = 4.0  # number of draft tokens that have as much weight as the prior
 MEMORY = 0.94  # factor by which earlier counts decay with each accepted or rejected draft token
-# Whenever a draft is not worthwhile, the estimated acceptance rate moves toward the prior by this fraction. Otherwise,
-# a low estimate would be final, because without drafts there is nothing to measure.
+# Whenever drafting is not worthwhile, the estimated acceptance rate moves toward the prior by this fraction. Otherwise,
+# a low estimate would never change, because nothing is measured without drafts.
 RECOVERY = 0.02
 
-WORTH_IT = 1.04  # drafts must raise the expected tokens per second by more than this factor
+WORTH_IT = 1.04  # drafts must increase the expected number of tokens per second by more than this factor
 EMPTY_ROUNDS = 3  # successive rejected drafts before a pause
-FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # length of a pause, in tokens
+FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # length of the first pause and of the longest, in tokens
 
 _BITS = 21  # bits per token id; a key consists of three ids
 _TOKEN, _PAIR = (1 << _BITS) - 1, (1 << 2 * _BITS) - 1
@@ -116,7 +118,7 @@ class NgramDrafter:
         self._never = never
         self._latency = latency or StepLatency()
         self._ids = array("i")
-        # Position after the latest occurrence of each triple, pair and token.
+        # Position after the latest occurrence of each triple, pair and single token.
         self._last: dict[int, int] = {}
         self._last_pair: dict[int, int] = {}
         self._last_token: dict[int, int] = {}
@@ -150,8 +152,8 @@ class NgramDrafter:
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
-        """Return up to `limit` draft tokens; none if they are not worthwhile. `rows`: rows of the step without them."""
-        # The caller reports the outcome to `record_acceptance`.
+        """Return up to `limit` draft tokens, or none if not worthwhile. `rows`: rows of the step without them."""
+        # The caller must report the outcome with `record_acceptance`.
         limit = min(limit, MOST_DRAFTS)
         if limit < 1:
             return []

@@ -1,4 +1,4 @@
-"""Continuous-batching scheduler: many sequences, one model, a fixed number of cache blocks.
+"""Schedule many sequences on one model with a fixed number of cache blocks (continuous batching).
 
 The scheduler is a pure state machine: `schedule` plans the tokens of the next step, and `advance` records its outcome.
 Every step contains the pending tokens of all decoding sequences, usually one each; the remaining rows are prefill, so
@@ -6,9 +6,9 @@ long prompts do not stall running chats. When no block is free, the last sequenc
 preempted. Its computed prefix stays cached while there is room.
 
 Sequences are ordered by priority, then by the number of sequences of the same owner ahead of them, then by arrival. The
-first sequence of each owner thus precedes all second sequences of its priority, which are preempted if necessary. A
-sequence that has been overtaken too often precedes all others. The first sequence in this order always makes progress,
-so none waits forever.
+first sequence of each owner thus precedes the second sequences of all owners with the same priority, and these are
+preempted if necessary. A sequence that has been overtaken too often precedes all others. The first sequence in this
+order always makes progress, so no sequence waits forever.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from notso.smollm3.common_prefix import common_length
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, CacheSalt, OutOfBlocksError, block_hash
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan, Sequence
 
-# A sequence with at most this many pending tokens counts as decoding.
+# A sequence with at most this many pending tokens is regarded as decoding.
 FEW_ROWS = 8
 
 # A waiting sequence precedes all others once more than this many later arrivals were admitted before it. An arrival
 # counts only if its owner had at least as many running sequences as the owner of the waiting sequence.
 MAX_STARVATION = 16
 
-# Maximum number of blocks loaded from disk between two steps, because running chats wait for these loads.
+# Maximum number of blocks that are loaded from disk between two steps. It is small, because running chats wait for
+# these loads.
 LOADS_PER_STEP = 8
 
 
@@ -59,7 +60,8 @@ class Scheduler:
         self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
-        # Rows prefilled per owner with pending prompts; a new owner starts at the minimum of all owners.
+        # Number of prefilled rows of each owner with pending prompts; a new owner starts with the minimum of all
+        # owners.
         self._prefilled: dict[str, int] = {}
 
     def queue(self) -> list[Sequence]:
@@ -79,8 +81,8 @@ class Scheduler:
             self._release(sequence)
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
-        """Plan a step of up to `max_rows` rows: decoding sequences, then up to `prompt_tokens` prompt tokens."""
-        # The plan can be empty although sequences wait, if another user of the pool (ContextLogits) holds blocks.
+        """Plan a step of up to `max_rows` rows: decoding sequences first, then up to `prompt_tokens` prompt tokens."""
+        # The plan can be empty although sequences are waiting if another user of the pool (ContextLogits) holds blocks.
         plan = Plan()
         self._admit(plan)
         for sequence in _fair_order(self.running):
@@ -103,7 +105,7 @@ class Scheduler:
     def advance(self, chunk: Chunk, accepted: int = 0) -> None:
         """Record a computed chunk whose first `accepted` drafts are already among the sequence's tokens."""
         sequence = chunk.sequence
-        if sequence.batch_index is None:  # removed or preempted
+        if sequence.batch_index is None:  # the sequence has been removed or preempted
             return
         sequence.started, sequence.awaits_move = True, False
         self.pool.close_windows(sequence.blocks, chunk.start, chunk.count)
@@ -116,7 +118,7 @@ class Scheduler:
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def on_load_failed(self, load: BlockLoad) -> None:
-        """Drop the block of a failed load and all later blocks of the sequence; planned chunks become invalid."""
+        """Drop the block of a failed load and all later blocks of the sequence. Its planned chunks become invalid."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
@@ -179,8 +181,8 @@ class Scheduler:
         return sorted(found, key=lambda each: (_effective_priority(each), self._prefilled[each.owner]))
 
     def _preemption_candidate(self, sequence: Sequence) -> Sequence | None:
-        # An owner with a running sequence preempts nothing. An owner without one preempts the last sequence of the
-        # owner with the most running sequences (at least two). Sequences of a higher priority are not preempted.
+        # A sequence preempts nothing if its owner has a running sequence. Otherwise, it preempts the last sequence of
+        # the owner with the most running sequences (at least two), but never a sequence of a higher priority.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -192,18 +194,18 @@ class Scheduler:
         return max(others, key=lambda each: (running[each.owner], _sort_key(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        # Keeps one block available per running sequence, because the sequence may soon need it.
+        # Keeps one block available per running sequence, because each may soon need another block.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 
     def _release(self, sequence: Sequence) -> None:
         full = len(sequence.hashes)
-        # After a failed step, a partial block may lack its content, so it is not registered before a chunk has used it.
+        # After a failed step, a partial block may lack its content, so it is registered only after a chunk has used it.
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS and not sequence.awaits_move:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
             self._register(sequence, full, sequence.next_parent, partial)
-        # Blocks are evicted in the order in which they are freed, so the first ones, which more prompts share, are
-        # freed last.
+        # Blocks are evicted in the order in which they are freed. The first blocks are freed last, because more prompts
+        # share them.
         for block in reversed(sequence.blocks):
             self.pool.free(block)
         if sequence.batch_index is not None:
@@ -225,7 +227,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _scored_rows(self, plan: Plan) -> int:
-        # Reserves a row with logits for each sequence that is not yet planned.
+        # Reserves a row with logits for each running sequence that is not yet in the plan.
         others = len(self.running) - len(plan.chunks) - 1
         return max(1, MAX_SAMPLED - plan.sampled_rows - others)
 
@@ -277,8 +279,8 @@ class Scheduler:
 
     def _match_cached_blocks(self, sequence: Sequence, plan: Plan) -> bool:
         # Scored prompts use no cached blocks. The last token of other prompts is always computed, because its logits
-        # are needed. Returns True if the sequence was preempted, or must wait for the next step to load more blocks
-        # from disk.
+        # are needed. Returns True if the sequence was preempted, or if it must wait for the next step to load more
+        # blocks from disk.
         if sequence.is_scoring or sequence.unscored:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
@@ -302,8 +304,8 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        # A block whose first tokens match is extended in place if all of its tokens match and it is not in use.
-        # Otherwise, it is copied.
+        # A block of which only the first tokens match is copied. If all of its tokens match and it is not in use, it is
+        # extended in place.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)
         stored = self._offload.partial(sequence.next_parent) if self._offload is not None else []
@@ -330,7 +332,7 @@ class Scheduler:
         if self._offload is not None and self._offload.needs_window(
             is_first=not load.sequence.blocks, is_partial=load.is_partial
         ):
-            with suppress(OutOfBlocksError):  # without a window, the load fails and is reported to `on_load_failed`
+            with suppress(OutOfBlocksError):  # without a window, the load fails later, and `on_load_failed` is called
                 self.pool.open_window(load.block)
         plan.moves.append(load)
 
@@ -374,9 +376,9 @@ def _sort_key(sequence: Sequence) -> tuple[int, int]:
 
 
 TILE_ROWS = 16  # kernels process rows in tiles, so durations are recorded by number of tiles
-LEAST_TOKENS = 9  # smallest prefill: sequences with fewer pending tokens are decoding (FEW_ROWS)
+LEAST_TOKENS = 9  # smallest prefill; sequences with fewer pending tokens are decoding (see FEW_ROWS)
 
-# A timing is dropped after this many steps, because prompts may have become longer.
+# A timing is dropped after this many steps, because prompts may have become longer by then.
 REMEMBERED_STEPS = 64
 
 OUTLIER = 2.0  # cap on a timing, as a multiple of the moving average
@@ -387,14 +389,14 @@ class PrefillBudget:
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._seconds: dict[int, float] = {}  # by number of tiles: exponential moving average with factor 1/2
+        self._seconds: dict[int, float] = {}  # by number of tiles: exponential moving average of durations, with factor 1/2
         self._timed: dict[int, int] = {}  # by number of tiles: step number of the last timing
         self._steps = 0
 
     def tokens(self, decoding: int, most: int, decode_s: float, token_s: float) -> int:
         """Choose the next step's number of prompt tokens, from 1 to `most`."""
-        # decode_s: duration of a step that only decodes. token_s: time per row of recent steps with prefill. 0:
-        # unknown.
+        # decode_s: duration of a step that only decodes, or 0 if unknown. token_s: time per row in recent steps with
+        # prefill, or 0 if unknown.
         tiles = -(-(decoding + LEAST_TOKENS) // TILE_ROWS)
         while (
             tiles * TILE_ROWS - decoding < most and self._expected_seconds(tiles + 1, decode_s, token_s) <= self._step_s
@@ -414,7 +416,7 @@ class PrefillBudget:
 
     def _expected_seconds(self, tiles: int, decode_s: float, token_s: float) -> float:
         measured = max((other for other in self._seconds if other <= tiles), default=0)
-        if measured:  # an additional tile is assumed to cost the average of the measured tiles
+        if measured:  # each additional tile is assumed to take the average time of the measured tiles
             seconds = self._seconds[measured]
             return seconds + (tiles - measured) * max(0.0, seconds - decode_s) / measured
         return decode_s + tiles * TILE_ROWS * token_s if decode_s and token_s else float("inf")

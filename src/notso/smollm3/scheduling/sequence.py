@@ -1,4 +1,5 @@
-"""Token sequences with their cache blocks, and step plans, which the scheduler creates and the engine executes."""
+"""Represent token sequences with their cache blocks, and the plans of steps that the scheduler creates and the engine
+executes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens of a request. The keys and values of the first `computed` tokens are in `blocks`."""
+    """Tokens of a request. `blocks` hold the keys and values of the first `computed` tokens."""
 
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
@@ -26,23 +27,24 @@ class Sequence:
     # Compute the whole prompt without cached blocks, with logits at all positions from `scored_from` on.
     scored: bool = False
     scored_from: int = 0
-    adapter: Any = None  # opaque to the scheduler
+    adapter: Any = None  # not used by the scheduler
     owner: str = ""  # user or API key; the scheduler gives owners equal shares of the engine
     tokens: list[int] = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     # hashes[i]: hash of the salt and all tokens up to the end of full block i.
     hashes: list[bytes] = field(default_factory=list)
-    batch_index: int | None = None  # row in the block tables while running
+    batch_index: int | None = None  # row in the block tables while the sequence is running
     drafts: list[int] = field(default_factory=list)
-    starvation_count: int = 0  # later arrivals that were admitted first (see MAX_STARVATION)
+    starvation_count: int = 0  # number of later arrivals that were admitted first (see MAX_STARVATION)
     cached: int = 0
-    started: bool = False  # a chunk has been computed
-    # The partial block at the end is copied or loaded by the plan's moves, which may fail.
+    started: bool = False  # whether a chunk has been computed
+    # Whether the partial block at the end must first be copied or loaded by the plan's moves, which may fail.
     awaits_move: bool = False
-    # Preempted after it started. `cached` then stays unchanged, because blocks found later may be its own.
+    # Whether it was preempted after it had started. `cached` then stays unchanged, because cached blocks may be its
+    # own.
     returned: bool = False
-    is_evicted: bool = False  # the conversation or reading was evicted, so no further blocks are registered
+    is_evicted: bool = False  # if the conversation or reading was evicted, no further blocks are registered
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -66,7 +68,7 @@ class Sequence:
         return max(self.scored_from - self.computed, 0) if self.scored else 0
 
     def block_owners(self, index: int) -> tuple[bytes | None, ...]:
-        """Return the conversation and reading that block `index` records."""
+        """Return the conversation and the reading to record in block `index`."""
         return self.conversation, self.reading if index < self.salt.shared_blocks else None
 
     def parent_hash(self, index: int) -> bytes:
@@ -74,16 +76,16 @@ class Sequence:
 
     @property
     def next_parent(self) -> bytes:
-        """Parent hash of the first block without a hash."""
+        """Parent hash of the first block that has no hash yet."""
         return self.parent_hash(len(self.hashes))
 
 
-# Maximum number of rows per step. Bounds a step's memory and the delay until a stop takes effect; results do not depend
-# on it.
+# Maximum number of rows per step. It limits a step's memory and the delay until a stop takes effect; it does not affect
+# results.
 MAX_ROWS = 512
 
-# Maximum number of rows with logits per step: one per sequence, and drafts. With a vocabulary of 128,256 tokens, each
-# takes half a megabyte.
+# Maximum number of rows with logits per step: one per sequence, plus drafts. With a vocabulary of 128,256 tokens, the
+# logits of a row take half a megabyte.
 MAX_SAMPLED = 64
 
 
@@ -95,8 +97,8 @@ class Chunk:
     start: int
     count: int
     drafts: list[int]
-    samples: bool  # the logits of the last token and of the drafts are needed
-    scores: bool = False  # the logits of all other tokens are needed, too
+    samples: bool  # whether the logits of the last token and of the drafts are needed
+    scores: bool = False  # whether the logits of all other tokens are also needed
 
     @property
     def rows(self) -> int:
@@ -115,7 +117,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Loading of block `hash` from disk or, if `is_partial`, of the partial block after block `hash`."""
+    """Loads block `hash` or, if `is_partial`, the partial block after it from disk."""
 
     sequence: Sequence
     block: int
@@ -125,7 +127,7 @@ class BlockLoad:
 
 @dataclass(slots=True)
 class BlockCopy:
-    """Copy of a block and, if present, its window (see block_pool)."""
+    """Copies a block and, if present, its window (see block_pool)."""
 
     source: int
     target: int
@@ -141,7 +143,7 @@ class Plan:
     """Plan of a step: execute `moves`, then compute `chunks`."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    # In order: a later move may overwrite the source of an earlier one.
+    # Moves must be executed in order, because a later move may overwrite the source of an earlier one.
     moves: list[BlockMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 

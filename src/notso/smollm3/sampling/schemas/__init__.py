@@ -1,1 +1,1 @@
-"""JSON Schema, rewritten in the keywords that the grammar library supports."""
+"""Rewrite JSON schemas using only keywords that the grammar library supports."""

@@ -1,4 +1,4 @@
-"""Conversion of regular expressions with lookarounds to equivalent expressions without lookarounds.
+"""Convert regular expressions with lookarounds to equivalent expressions without lookarounds.
 
 A pattern is a tree of nodes. After a text has been read, a boolean formula over positions in the tree describes what
 can follow. A lookahead adds a conjunct to this formula, and a negative lookahead adds a negated conjunct. Formulas are
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 MAX_STATES, MAX_STEPS = 400, 40_000
-"""Maximum number of states of an automaton that is converted to an expression, and of steps to build it."""
+"""Maximum numbers of states of an automaton that is converted to an expression, and of steps to build the automaton."""
 
 MAX_SEARCHED, MAX_SEARCH_STEPS = 3_000, 40_000
-"""The same limits for an automaton that is only searched for a short text."""
+"""The same limits for an automaton that is only searched for a shortest text."""
 
 MAX_WRITTEN = 40_000
 """Maximum length of the resulting expression."""
@@ -25,7 +25,7 @@ MAX_WRITTEN = 40_000
 MAX_WORK = 50
 """Maximum total length of the intermediate expressions, in multiples of MAX_WRITTEN."""
 
-MAX_DEPTH = 150  # depth of nested positions and formulas; each level takes two or three interpreter frames
+MAX_DEPTH = 150  # maximum nesting depth of positions and formulas; each level takes two or three interpreter frames
 
 MAX_NODES = 4_000
 """Maximum number of nodes in a pattern."""
@@ -41,7 +41,7 @@ class TooLargeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character in `ranges`."""
+    """Any one character from `ranges`."""
 
     ranges: Ranges
 
@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repetition. `most` is None if unbounded."""
+    """Repetition. `most` is None if there is no limit."""
 
     body: Node
     least: int
@@ -109,7 +109,7 @@ def plain_pattern(node: Node, write: Callable[[Ranges], str]) -> str | None:
 
 
 def _plain_text(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) -> str | None:
-    # may_end: `$` is allowed at the end of `node`.
+    # may_end: whether `$` is allowed at the end of `node`.
     match node:
         case Chars(ranges):
             return write(ranges) or None
@@ -127,15 +127,15 @@ def _plain_text(node: Node, write: Callable[[Ranges], str], *, may_end: bool = T
     return None
 
 
-# Formulas. A position is a linked list of what remains to be matched: (node, rest), or None at the end. Formulas are
-# interned, so that equal ones have the same id.
+# Formulas. A position is a linked list of the nodes that remain to be matched: (node, rest), or None at the end.
+# Formulas are interned, so that equal formulas have the same id.
 
 _FALSE, _TRUE = 0, 1
 _START, _AFTER_OTHER, _AFTER_WORD = range(3)
 
 
 class _Automaton:
-    # Computes the states of a pattern that must match a whole text.
+    # Computes the states of a pattern that must match the whole text.
 
     def __init__(self, root: Node, steps: int) -> None:
         self._max_steps = steps
@@ -187,7 +187,7 @@ class _Automaton:
         return formula[1] if formula[0] == "not" else self._id(("not", part))  # type: ignore[return-value]
 
     def expand(self, formula: int, previous: int) -> int:
-        # Rewrites a formula so that its leaves are only next characters ("chars", ranges, rest) and the end ("end",).
+        # Rewrites a formula so that its only leaves are next characters ("chars", ranges, rest) and the end ("end",).
         # previous: kind of the previous character.
         key = formula, previous
         if key not in self._expanded:
@@ -197,7 +197,7 @@ class _Automaton:
         return self._expanded[key]
 
     def _descend(self) -> None:
-        # The caller decreases the depth again. A context manager would take a third of the time of `_map_leaves`.
+        # The caller must decrease the depth again. A context manager would take a third of the time of `_map_leaves`.
         if self._depth >= MAX_DEPTH:
             raise TooLargeError
         self._depth += 1
@@ -222,7 +222,7 @@ class _Automaton:
         if formula[0] != "place":
             return place
         if place in entered:
-            return _FALSE  # an iteration that matches the empty text adds nothing
+            return _FALSE  # an iteration that matches only the empty text adds nothing
         node, rest = formula[1], formula[2]
 
         def then(following: int | None, seen: frozenset[int] = entered) -> int:
@@ -297,7 +297,7 @@ class _Automaton:
 
 
 def pattern_without_lookaheads(root: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return an expression for the texts that a pattern matches as a whole, or None if there are none.
+    """Return an expression for the texts that a pattern matches completely, or None if there are none.
 
     write: converts a character class to the target dialect, or to "" if none of its characters can be generated.
 
@@ -309,7 +309,7 @@ def pattern_without_lookaheads(root: Node, write: Callable[[Ranges], str]) -> st
 
 
 def shortest_text(root: Node) -> str | None:
-    """Return a shortest text that a pattern matches as a whole, or None if none is found.
+    """Return a shortest text that a pattern matches completely, or None if none is found.
 
     The text has only printable characters that JSON does not escape. Raises TooLargeError.
     """
@@ -338,7 +338,7 @@ def shortest_text(root: Node) -> str | None:
 
 
 def is_whole_match(root: Node, text: str) -> bool:
-    """Return whether a pattern matches a whole text. Raises TooLargeError."""
+    """Return whether a pattern matches the whole text. Raises TooLargeError."""
     automaton = _Automaton(root, MAX_SEARCH_STEPS)
     expanded = automaton.expand(automaton.start, _START)
     for point in map(ord, text):
@@ -417,7 +417,7 @@ def _live_states(moves: _Moves, accepting: set[int]) -> set[int]:
 
 
 def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> dict[int, int]:
-    # Returns, for each live state, the first state that is equivalent.
+    # Maps each live state to the first state that is equivalent to it.
     group = {state: int(state in accepting) for state in sorted(live)}
     while True:
         kinds: dict[tuple[object, ...], int] = {}
@@ -432,7 +432,7 @@ def _equivalent_states(moves: _Moves, accepting: set[int], live: set[int]) -> di
 
 
 def _moves_to_groups(moves: dict[int, list[tuple[int, int]]], group: dict[int, int]) -> dict[int, Ranges]:
-    # Maps groups to the characters that lead to them; states without a group are left out.
+    # Maps each group to the characters that lead to it; states without a group are left out.
     reached: dict[int, list[tuple[int, int]]] = {}
     for target, ranges in moves.items():
         if target in group:

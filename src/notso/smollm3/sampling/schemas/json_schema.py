@@ -1,4 +1,4 @@
-"""Checking and rewriting of JSON schemas. A schema with a known constraint that cannot be enforced is rejected."""
+"""Check JSON schemas and rewrite them. A schema with a known constraint that cannot be enforced is rejected."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ MAX_REWRITTEN = 2**22
 """Maximum number of keywords, names and values in a rewritten schema."""
 
 MAX_DESCENT = 4_096
-"""Maximum of a schema's depth * (definitions + 1). The library (llguidance) recurses into each definition, and a stack
-overflow would kill the process."""
+"""Maximum of a schema's depth * (number of definitions + 1). The library (llguidance) recurses into each definition,
+and a stack overflow would kill the process."""
 
 MAX_PERIOD = 10_000
 """Maximum least common multiple of all `multipleOf` values, after their factors 2 and 5 are removed. The library keeps
-a state for every remainder."""
+a state for each possible remainder."""
 
 MAX_INTERSECTED = 10
-"""Maximum number of patterns that apply to the same text. Each pattern doubles the work of the library, whose memory is
-not limited."""
+"""Maximum number of patterns that apply to the same text. Each pattern doubles the work of the library, and its memory
+is not limited."""
 
 MAX_OPTIONAL = 240
-"""Maximum number of consecutive optional properties of an object. At each position of an answer, the library is limited
-to 1,000 alternatives (MAX_ROW_ITEMS in grammar.py), and each such property takes four."""
+"""Maximum number of consecutive optional properties of an object. The library allows at most 1,000 alternatives at each
+position of an answer (MAX_ROW_ITEMS in grammar.py), and each such property uses four."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
 """Up to CACHED_SCHEMAS schemas of up to CACHED_CHARACTERS characters are cached, because clients repeat them. Longer
-schemas are read one at a time, because reading takes a hundred times their size in memory."""
+schemas are read one at a time, because reading a schema takes a hundred times its size in memory."""
 
 _LARGE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class EnforcedSchema:
-    """A schema in supported keywords, and the ignored keywords and formats (as `format: x`)."""
+    """A schema with supported keywords, and the ignored keywords and formats (as `format: x`)."""
 
     schema: dict[str, Any]
     ignored: tuple[str, ...] = ()
 
 
 def ignored_keywords(source: str) -> tuple[str, ...]:
-    """Return what `checked_schema` ignores in a schema. Raises InvalidRequestError."""
+    """Return the keywords and formats that `checked_schema` ignores. Raises InvalidRequestError."""
     return checked_schema(source).ignored
 
 
 def checked_schema(source: str) -> EnforcedSchema:
-    """Parse a request's schema and rewrite it in supported keywords. Raises InvalidRequestError."""
+    """Parse a request's schema and rewrite it with supported keywords. Raises InvalidRequestError."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param="grammar")
     if len(source) <= CACHED_CHARACTERS:
@@ -84,7 +84,7 @@ _read_cached = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
 def enforced_schema(document: object, param: str) -> EnforcedSchema:
-    """Rewrite a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
+    """Rewrite a schema with supported keywords. Raises InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
     rewriter = SchemaRewriter(_without_null_keywords(document), param)
@@ -101,9 +101,9 @@ _NAMED = frozenset((*NAMED, "$defs", "definitions", "dependencies", "dependentSc
 
 
 def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
-    # Go, Java and C# write absent keywords as null, so null is dropped, except in `const`. Schemas that are nested too
-    # deeply are refused later. An object under `enum` or `default` is treated as a schema, because a `$ref` can lead to
-    # it.
+    # Clients in Go, Java and C# often write absent keywords as null, so keywords with null are dropped, except `const`.
+    # Schemas that are nested too deeply are refused later. An object under `enum` or `default` is treated as a schema,
+    # because a `$ref` can lead to it.
     if isinstance(schema, list):
         return [_without_null_keywords(each, depth) for each in schema]
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
@@ -120,7 +120,7 @@ def _without_null_keywords(schema: Any, depth: int = 1) -> Any:
 
 
 def _size_problem(schema: Schema, definitions: dict[str, Schema]) -> str | None:
-    # The library expands shared subschemas, so the size after expansion is checked.
+    # The library expands shared subschemas, so each occurrence of a subschema counts toward the size.
     sizes: dict[int, tuple[int, int]] = {}
     deepest, size, period = 1, 0, 1
     patterns_of: dict[int, int] = {}
@@ -165,7 +165,7 @@ def _iter_subschemas(schema: Schema) -> Iterator[dict[str, Any]]:
 
 
 def _longest_optional_run(schema: dict[str, Any], required: set[str]) -> int:
-    # required: names that at least one subschema requires, because several subschemas can describe the same object.
+    # required: the names that any subschema requires, because several subschemas can describe the same object.
     run = longest = 0
     for name, each in schema.get("properties", {}).items() if "object" in schema.get("type", "object") else ():
         run = 0 if name in required else run + (each is not False)

@@ -1,4 +1,4 @@
-"""Complements of schemas, where the supported keywords can express them."""
+"""Compute complements of schemas if the supported keywords can express them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Schema: TypeAlias = bool | dict[str, Any]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 AUTOMATON_STEPS = 5_000
-"""Cost of building the automaton of a pattern, in steps."""
+"""Number of steps that are counted for building a pattern's automaton."""
 
 MAX_EXCLUDED_STRINGS = 100
 MAX_EXCLUDED_LENGTH = 100
-"""A complement of more or longer strings would be too large."""
+"""With more or longer strings, the complement would be too large."""
 
-_BOUNDS = {  # bound: (type, bound of the complement)
+_BOUNDS = {  # bound: (type, complementary bound)
     "minimum": ("number", "exclusiveMaximum"),
     "maximum": ("number", "exclusiveMinimum"),
     "exclusiveMinimum": ("number", "maximum"),
@@ -56,7 +56,7 @@ def all_of(schemas: Iterable[Schema]) -> Schema:
 
 
 def all_types_except(types: Iterable[str]) -> Schema:
-    """Return a schema of all types except `types`; "integer" is not a type here."""
+    """Return a schema that allows all types except `types`; "integer" is not a type here."""
     remaining = [name for name in TYPES if name not in set(types)]
     return {"type": remaining} if remaining else False
 
@@ -75,7 +75,7 @@ class Negation:
     """Negates and compares schemas.
 
     resolve: returns the target of a `$ref`, or None while a circular target is being rewritten. spend: called with a
-    number of steps; raises if their total is too large.
+    number of steps; raises if the total is too large.
     """
 
     def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:
@@ -87,7 +87,7 @@ class Negation:
     def of(self, schema: Schema, names: Iterable[str] | None = None, *, is_exact: bool = True) -> Schema | None:
         """Return the schema of exactly the values that `schema` rejects, or None if it cannot be expressed.
 
-        names: the only names that objects can have. is_exact: if False, the result may accept only some of the
+        names: the only property names that objects can have. is_exact: if False, the result may accept only some of the
         rejected values, or none.
         """
         self._count_steps(1)
@@ -166,7 +166,7 @@ class Negation:
         return any_of(options)
 
     def closed_names(self, schema: Schema) -> list[str] | None:
-        """Return the only names that objects of a schema can have, or None if there may be others."""
+        """Return the only property names that a schema allows, or None if it may allow others."""
         self._count_steps(1)
         if not isinstance(schema, dict):
             return None
@@ -185,10 +185,10 @@ class Negation:
     def exclusions(
         self, options: Sequence[Schema], *, is_exact: bool, common: Schema = True, closings: Sequence[Schema] = ()
     ) -> list[list[Schema]] | None:
-        """Return, for each option of a `oneOf`, schemas that exclude overlapping options; None if impossible."""
-        # is_exact: every value that matches exactly one option must remain allowed.
-        # common: a schema that all values must match as well.
-        # closings: for each option, a schema that its values must match as well.
+        """Return, for each option of a `oneOf`, schemas that exclude overlapping options, or None if impossible."""
+        # is_exact: whether every value that matches exactly one option must remain allowed.
+        # common: a schema that all values must also match.
+        # closings: for each option, a schema that its values must also match.
         found: list[list[Schema]] = []
         for number, option in enumerate(options):
             closing = closings[number] if closings else True
@@ -235,8 +235,8 @@ class Negation:
         return any(self.are_disjoint(_properties(one_parts, name), _properties(other_parts, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        # Returns the schemas that a value must satisfy together: the schema, its `allOf` members and the targets of
-        # `$ref`. Returns None if one of them is False. Adds the references to `_following`.
+        # Returns the schemas that a value must all satisfy: the schema, its `allOf` members and the targets of `$ref`.
+        # Returns None if one of them is False. Adds the references that it follows to `_following`.
         found: list[dict[str, Any]] = []
         pending = [schema]
         while pending:
@@ -275,7 +275,8 @@ def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    # In JSON, true is not equal to 1. Arrays and objects are not compared: two arrays or two objects count as equal.
+    # In JSON, true is not equal to 1. The contents of arrays and objects are not compared: two arrays or two objects
+    # count as equal.
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other

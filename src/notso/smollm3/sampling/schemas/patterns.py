@@ -1,7 +1,8 @@
-"""Conversion of regular expressions in schemas (ECMA-262) to llguidance's dialect, which is that of Rust's regex crate.
+"""Convert regular expressions in schemas (ECMA-262) to llguidance's dialect, which is that of Rust's regex crate.
 
 A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, it is parsed
-according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning.
+according to Annex B of ECMA-262. In the result, characters are written as code points, so that none of them has a
+special meaning.
 
 Backreferences and lookbehinds are rejected. Lookaheads, word boundaries, and `^` and `$` in the middle are eliminated,
 usually with automata (see automata.py). In this folder, "the library" is llguidance.
@@ -39,7 +40,7 @@ from notso.smollm3.sampling.schemas.automata import (
 MAX_NESTED = 64
 FEW_REPEATS = 4
 MAX_SHORTEST = 200
-"""Maximum of `least` in `shortest_match`; a larger value is reduced to it."""
+"""Maximum of `least` in `shortest_match`; larger values are reduced to this."""
 
 MAX_REPEATS = 100_000
 """The library's limit on repetition counts."""
@@ -47,7 +48,7 @@ MAX_REPEATS = 100_000
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
-"""Control characters that JSON writes only as numeric escapes, and DEL, which the library does not support."""
+"""Characters that the library does not support: control characters for which JSON has only numeric escapes, and DEL."""
 _UNWRITABLE_CHARACTER = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in _UNWRITABLE)}]")
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -87,8 +88,8 @@ class _NotUnicodeError(PatternError):
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    # A character class: ranges of code points, and Unicode properties in the library's spelling. is_pair: the class
-    # is one character beyond U+FFFF, which is two UTF-16 units without the flag `u`.
+    # A character class: ranges of code points, and Unicode properties in the library's spelling. is_pair: whether the
+    # class is one character beyond U+FFFF, which counts as two UTF-16 units without the flag `u`.
 
     ranges: Ranges
     properties: tuple[str, ...] = ()
@@ -97,13 +98,14 @@ class _Set:
 
 
 def library_pattern(pattern: str) -> str:
-    """Return the pattern in the library's dialect. Raises PatternError."""
+    """Convert a pattern to the library's dialect. Raises PatternError."""
     texts = library_patterns(pattern)
     return texts[0] if len(texts) == 1 else _compile_without_lookaheads(_parse(pattern).search_node)
 
 
 def _relax_bounds(node: Node) -> Node:
-    # Removes large upper bounds of repetitions, which shortest texts rarely reach, to reduce the number of states.
+    # Removes large upper bounds of repetitions to reduce the number of states. Shortest texts rarely reach these
+    # bounds.
     match node:
         case Sequence(parts):
             return Sequence(tuple(map(_relax_bounds, parts)))
@@ -122,10 +124,10 @@ def has_lookaround(pattern: str) -> bool:
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
-    """Return patterns in the library's dialect. A text matches `pattern` if it matches all of them. Raises
-    PatternError.
+    """Return patterns in the library's dialect that together are equivalent to `pattern`: texts must match all of them.
+    Raises PatternError.
 
-    Takes linear time, plus a bounded time for lookarounds.
+    Takes linear time, plus limited time for lookarounds.
     """
     reader = _parse(pattern)
     if not reader.automaton_part:
@@ -139,7 +141,7 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
     """Return a shortest text of at least `least` characters that matches all patterns (in the library's dialect), or
-    None if none is found in bounded time. Large upper bounds of repetitions are ignored."""
+    None if none is found within the limits. Large upper bounds of repetitions are ignored."""
     parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
     try:
         parts += (_relax_bounds(_parse_converted(pattern).search_node) for pattern in patterns)
@@ -151,7 +153,7 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
 
 @lru_cache(maxsize=512)
 def complement(pattern: str) -> str | None:
-    """Return a pattern for the texts that do not match `pattern`, or None if none is found in bounded time. Both
+    """Return a pattern for the texts that do not match `pattern`, or None if none is found within the limits. Both
     patterns are in the library's dialect."""
     try:
         lookahead = LookaheadNode(_parse_converted(pattern).whole_search_node, is_negated=True)
@@ -161,7 +163,7 @@ def complement(pattern: str) -> str | None:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether `text` matches `pattern`, in the library's dialect; False if unknown."""
+    """Return whether `text` matches `pattern` (in the library's dialect), or False if this is unknown."""
     try:
         return is_whole_match(_parse_converted(pattern).search_node, text)
     except (PatternError, TooLargeError):
@@ -170,7 +172,7 @@ def matches(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def exclude_texts(pattern: str, texts: tuple[str, ...]) -> str | None:
-    """Return a pattern for the texts that match `pattern`, except `texts`; None as in `complement`."""
+    """Like `complement`, but return a pattern for the texts that match `pattern`, except `texts`."""
     try:
         lookaheads = (
             LookaheadNode(_parse_converted(each).whole_search_node, is_negated)
@@ -265,8 +267,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _class_pattern(characters: _Set) -> str:
-    # Control characters that cannot be generated are left out. If a class had all of them, the library would accept
-    # every escape, including those of quotes and backslashes.
+    # Control characters that cannot be generated are left out. If a class contained all of them, the library would
+    # accept every escape, including escaped quotes and backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
     if properties:
         text, unwritable = ("".join(_range(*each) for each in some) for some in (ranges, _UNWRITABLE))
@@ -298,7 +300,7 @@ def _repetition(quantifier: str) -> tuple[int, int | None]:
 
 
 class _Reader:
-    # Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
+    # Parses a pattern. Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
 
     def __init__(self, pattern: str, *, is_unicode: bool) -> None:
         self._pattern = pattern
@@ -306,7 +308,7 @@ class _Reader:
         self._at = 0
         self._groups = 0
         self.automaton_part = ""  # name of a part that needs an automaton, such as "a lookahead", or ""
-        self.is_opaque = False  # contains classes with members known only to the library
+        self.is_opaque = False  # whether it contains classes whose members only the library knows
         self._names: set[str] = set()
         self._refused: str | None = None  # message about an unsupported part, reported if the syntax is valid
         self._backreferences: list[int] = []
@@ -317,12 +319,12 @@ class _Reader:
 
     @property
     def search_node(self) -> Node:
-        """Node that matches every text that contains a match of the pattern."""
+        """A node that matches every text that contains a match of the pattern."""
         return Sequence((ANYTHING, self.root, ANYTHING))
 
     @property
     def whole_search_node(self) -> Node:
-        """Like `search_node`, but its matches extend to the end of the text; for lookaheads."""
+        """Like `search_node`, but for lookaheads: matches extend to the end of the text."""
         return Sequence((self.search_node, Assertion("$")))
 
     def _check_whole(self) -> None:
@@ -456,7 +458,7 @@ class _Reader:
         return name
 
     def _quantifier(self) -> str | None:
-        # A lazy quantifier is read as a greedy one, because both match the same texts.
+        # A lazy quantifier is treated as greedy, because both match the same texts.
         quantifier = self._peek()
         if quantifier and quantifier in "*+?":
             self._at += 1

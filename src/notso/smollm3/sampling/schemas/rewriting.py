@@ -1,10 +1,10 @@
 """Rewrite JSON schemas so that they use only keywords that the library (llguidance) supports.
 
-Apart from ignored keywords and formats, the result allows only values that the schema allows. It allows fewer where a
-grammar cannot express more: properties must be in the order of the schema, `contains` applies to the first few items,
-and `unevaluatedProperties` allows the names of a single branch.
+Apart from ignored keywords and formats, the result allows only values that the schema allows. It allows fewer values
+where a grammar cannot express all of them: properties must be in the order of the schema, `contains` must be satisfied
+by one of the first few items, and `unevaluatedProperties` allows the names of only one branch.
 
-`contains` and `uniqueItems` are replaced by alternatives, in which each item of the array has a schema.
+`contains` and `uniqueItems` are replaced by alternatives that specify a schema for each item separately.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
-    """Return whether a document uses draft 7 or older, which ignores keywords next to `$ref`."""
+    """Return whether a document uses draft 7 or an older draft, in which keywords next to `$ref` are ignored."""
     dialect = document.get("$schema")
     return isinstance(dialect, str) and any(draft in dialect for draft in _OLD_DRAFTS)
 
@@ -151,13 +151,13 @@ MAX_ARRANGEMENTS = 130
 """Maximum number of alternative arrays that replace `uniqueItems`."""
 
 CONTAINED_WITHIN = 4
-"""Number of leading items of which at least one must match `contains`."""
+"""At least one of this many leading items must match `contains`."""
 
 
 def array_containing(item: Schema, least: int) -> Schema:
-    """Return a schema that requires arrays to have `item` at one of the first positions.
+    """Return a schema that requires one of the first items of an array to match `item`.
 
-    If `least` > 1, `item` must be at all of the first `least` positions.
+    If `least` > 1, all of the first `least` items must match.
     """
     places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
     arrays = (
@@ -172,7 +172,7 @@ def array_containing(item: Schema, least: int) -> Schema:
 
 
 def enumerate_values(items: Schema) -> list[Any] | None:
-    """Return all possible values of `items`, or None if they cannot be listed or compared."""
+    """Return all values that match `items`, or None if they cannot be listed or compared."""
     if not isinstance(items, dict):
         return None
     if items == {"type": "boolean"}:
@@ -199,7 +199,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many combinations.
 
-    If there are too many permutations, the items must be in the order of `values`.
+    If there are too many permutations, the items must be in the same order as in `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     count = len(values)
@@ -214,7 +214,8 @@ def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | 
 
 
 def _combinations(count: int, size: int) -> int:
-    # Exact if `size` or `count - size` is at most 8. Otherwise, a lower bound: the exact number can take minutes.
+    # Exact if `size` or `count - size` is at most 8. Otherwise, the result is a lower bound, because computing the
+    # exact number can take minutes.
     return math.comb(count, min(size, count - size, 8))
 
 
@@ -224,7 +225,7 @@ def _exact_array(values: Sequence[Any]) -> Schema:
 
 
 def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
-    """Return a schema that applies `rest` to the items that `schema` does not constrain."""
+    """Return a schema that requires the items that `schema` does not constrain to match `rest`."""
     declared = schema.get("items")
     is_list = isinstance(declared, list)
     if ("items" in schema and not is_list) or (is_list and "additionalItems" in schema):
@@ -236,10 +237,10 @@ def remaining_items(schema: dict[str, Any], rest: Schema) -> Schema:
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
-"""Maximum number of steps of rewriting and comparing schemas. They take about a second on a slow machine."""
+"""Maximum number of steps to rewrite and compare schemas. This many steps take about a second on a slow machine."""
 
 KEYWORDS_PER_STEP = 8
-"""Number of keywords that can be read in the time of one step. Keywords are counted, because references can lead to the
+"""Number of keywords that can be read in the time of one step. Reading is counted, because references can lead to the
 same long schema repeatedly."""
 
 MAX_OPTIONS = 64
@@ -250,14 +251,14 @@ _CONDITIONAL = frozenset(("not", "if", "dependencies", "dependentSchemas"))
 """Keywords in which `properties` tests an object instead of declaring its properties."""
 
 _ANY_NAME = ""
-"""A pattern that matches every name."""
+"""Pattern that matches every name."""
 
 _Case = tuple[dict[str, Any], Schema]
-"""A branch: the property names that it evaluates, by keyword, and a schema that accepts the values that match it."""
+"""A branch: the property names that it evaluates, by keyword, and a schema for the values that match it."""
 
 
 class SchemaRewriter:
-    """Rewrites one document. `ignored` lists unknown keywords and formats.
+    """Rewrites one document. `ignored` contains the unknown keywords and formats.
 
     Raises InvalidRequestError with `param`.
     """
@@ -268,18 +269,18 @@ class SchemaRewriter:
         self._is_old = is_old_draft(document)
         self._references = References(document, param)
         self._names: dict[int, str] = {}
-        self._pending: dict[str, tuple[Any, str]] = {}  # by name: target, and JSON pointer of a `$ref` to it
+        self._pending: dict[str, tuple[Any, str]] = {}  # by name: the target and the JSON pointer of a `$ref` to it
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._count_steps)
         self._declared: dict[int, dict[str, Schema]] = {}  # by id(): rewritten `properties` outside conditions
-        self._overlapping: dict[int, str] = {}  # by id(): pointers of `oneOf` lists with options that may overlap
+        self._overlapping: dict[int, str] = {}  # by id(): pointers of `oneOf` lists whose options may overlap
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
     def rewrite_document(self) -> tuple[Schema, dict[str, Schema]]:
-        """Return the schema, and its definitions by name (NAME in `#/$defs/NAME`)."""
+        """Return the schema and, by name (NAME in `#/$defs/NAME`), its definitions."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(next(reversed(self._pending)))
@@ -414,7 +415,7 @@ class SchemaRewriter:
             patterns: dict[str, list[Schema]] = {}
             for name, each in schemas.items():
                 pattern = self._convert_pattern(library_pattern, name, path)
-                patterns.setdefault(pattern, []).append(each)  # two patterns may become equal
+                patterns.setdefault(pattern, []).append(each)  # two patterns may be converted to the same one
             schemas = {name: all_of(each) for name, each in patterns.items()}
         elif not self._conditions:
             self._declared[id(schemas)] = schemas
@@ -449,7 +450,7 @@ class SchemaRewriter:
                         "that combine schemas"
                     )
                 return remaining_items(schema, inner(value))
-        return True  # `_unique_items` handles uniqueItems, because it needs the rewritten items
+        return True  # uniqueItems is handled by `_unique_items`, which needs the rewritten items
 
     def _reference(self, schema: dict[str, Any], pointer: str) -> Schema:
         target = self._references.target(schema, pointer)
@@ -553,9 +554,9 @@ class SchemaRewriter:
         return cases
 
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
-        # is_own: the keyword at `path` is in `schema` itself, not in a schema that contains or refers to `schema`.
-        # Branches are rewritten at the current depth, because they may contain this keyword again. Their pointers are
-        # shortened, because they would grow with the depth.
+        # is_own: whether the keyword at `path` is in `schema` itself, not in a schema that contains or refers to
+        # `schema`. Branches are rewritten at the current depth, because they may contain this keyword again. Pointers
+        # are shortened, because they would grow with the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")
@@ -596,7 +597,7 @@ class SchemaRewriter:
         excluded = self._negation.exclusions(options, is_exact=True)
         if excluded is None:
             self._overlapping[id(options)] = path
-            return {"oneOf": options}  # the options may exclude one another after ObjectCloser has closed them
+            return {"oneOf": options}  # the options may no longer overlap after ObjectCloser has closed them
         return any_of(all_of([option, *more]) for option, more in zip(options, excluded, strict=True))
 
     def _overlap_error(self, options: list[Schema]) -> InvalidRequestError:
@@ -606,7 +607,7 @@ class SchemaRewriter:
         )
 
     def _require_min_properties(self, rewritten: dict[str, Any], pointer: str) -> Iterator[Schema]:
-        # Expresses `minProperties` as required names, because the library counts a repeated name twice.
+        # Replaces `minProperties` with required names, because the library would count a repeated name twice.
         least = rewritten.get("minProperties", 0)
         names = rewritten.get("properties", {})
         required = set(rewritten.get("required", ()))
@@ -625,7 +626,7 @@ class SchemaRewriter:
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
-            if least == 1:  # each object excludes the names of earlier ones, so that a value matches only one
+            if least == 1:  # each object excludes the names required by earlier ones, so that a value matches only one
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
@@ -674,8 +675,8 @@ def _scalars(value: Any) -> Iterator[Any]:
 
 
 def _is_exact(number: int) -> bool:
-    # The library reads numbers as doubles. It writes a double below 2**63 exactly, but a larger one as the fewest
-    # digits that determine the double, followed by zeros. It crashes at -(2**63).
+    # The library reads numbers as doubles. It writes doubles below 2**63 exactly, but larger doubles with the fewest
+    # digits that identify them, followed by zeros. It crashes at -(2**63).
     if abs(number) < 2**63:
         return number == min(int(float(number)), 2**63 - 1)
     return abs(number) < 2**1023 and number == Decimal(repr(float(number)))

@@ -1,12 +1,13 @@
-"""Closing and simplification of schemas, so that the library (llguidance) can compile them.
+"""Close and simplify schemas, so that the library (llguidance) can compile them.
 
-First, objects that declare properties are closed: no other names are allowed, because a model could invent names
-forever. Objects stay open if `additionalProperties` requires it, or if there would not be enough names for
-`minProperties`.
+First, objects that declare properties are closed: no other names are allowed, because a model could otherwise keep
+adding names without end. Objects stay open if `additionalProperties` requires it, or if there would not be enough names
+for `minProperties`.
 
-Closed schemas are then simplified; the result allows the same values, except beyond LARGEST_BOUND. The library
-intersects a reference with the keywords next to it, and the schema of a declared name with the schemas of matching
-patterns. This fails if one of these schemas is recursive, so the intersections are computed here where possible.
+Closed schemas are then simplified; the result allows the same values, except numbers beyond LARGEST_BOUND. The library
+intersects a reference with the keywords next to it, and the schema of a declared property with the schemas of patterns
+that match its name. This fails if one of these schemas is recursive, so the intersections are computed here where
+possible.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ REWRITTEN = frozenset(
         *("contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems"),
     )
 )
-"""Keywords that are rewritten as supported keywords if possible."""
+"""Keywords that are replaced by supported keywords if possible."""
 
 SILENT = frozenset(("then", "else", "minContains", "maxContains", "additionalItems"))
 """Keywords that only modify other keywords."""
@@ -57,7 +58,7 @@ ANNOTATIONS = frozenset(
 """Annotations, which do not constrain values."""
 
 REFUSED = frozenset(("$dynamicRef", "$recursiveRef"))
-"""Constraints that are not supported."""
+"""Unsupported keywords that constrain values. Schemas with them are refused."""
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -75,14 +76,15 @@ FORMATS: dict[str, dict[str, Any]] = {
     "hostname": {"format": "hostname", "pattern": "^(?:-?[a-zA-Z0-9.])+$", "maxLength": 253},
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uuid", "uri")},
 }
-"""The formats that are enforced, in the library's keywords. Any other format is an annotation, as in the standard.
+"""The formats that are enforced, expressed in keywords of the library. Other formats are annotations, as in the
+standard.
 
 Dates and times follow RFC 3339, but without leap seconds and the year 0; the library itself would allow February 29 in
 any year. Host names cannot have adjacent hyphens, which would start an encoded label.
 """
 
 MAX_PATTERN_PROPERTIES = 32
-"""Maximum number of patterns per object. The library intersects all patterns of an object with each other."""
+"""Maximum number of patterns per object. The library computes the intersections of all patterns of an object."""
 
 _KINDS = frozenset((*TYPES, "integer"))
 _PLAIN = {
@@ -103,8 +105,8 @@ SMALLEST_BOUND = "1e-18"
 
 
 def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
-    # The library rounds bounds of more than 15 digits, treats some exclusive bounds as inclusive (0 in 0 < x < 0.5),
-    # and refuses ranges of large numbers without a second bound.
+    # Avoids bounds that the library handles incorrectly: it rounds bounds of more than 15 digits, treats some exclusive
+    # bounds as inclusive (0 in 0 < x < 0.5), and refuses ranges of large numbers that have only one bound.
     types = _declared(schema.get("type", "number"))
     is_integer = "integer" in types and "number" not in types
     bounds: dict[str, float] = {}
@@ -124,7 +126,8 @@ def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
 
 
 def _next_bound(bound: float, is_exclusive: bool, is_integer: bool) -> tuple[int | float, bool]:
-    # Returns the lowest bound, at or above `bound`, that the library enforces exactly, and whether it is exclusive.
+    # Returns the lowest bound that is at least `bound` and that the library enforces exactly, and whether it is
+    # exclusive.
     if is_integer:
         bound = math.floor(bound) + 1 if is_exclusive else math.ceil(bound)
     if bound > LARGEST_BOUND or bound <= 1 - 2**63:
@@ -145,10 +148,10 @@ def _next_bound(bound: float, is_exclusive: bool, is_integer: bool) -> tuple[int
 class ObjectCloser:
     """Closes the schema of one document and its definitions."""
 
-    # A definition is closed if it alone describes a value. If several schemas describe the same value, they are closed
-    # together, and their references lead to open copies of definitions.
-    # declared: Python `id()`s of the values of `properties`, except in conditions, where they only test objects.
-    # negation: resolves references to the open definitions.
+    # A definition that alone describes a value is closed separately. If several schemas describe the same value, they
+    # are closed together, and their references lead to copies of definitions that stay open.
+    # declared: Python `id()`s of the values of `properties`, except in conditions, which only test objects. negation:
+    # resolves references to the open definitions.
     # refusal: returns the error for a `oneOf` with options that overlap.
 
     def __init__(
@@ -206,8 +209,8 @@ class ObjectCloser:
         return {**self._keep_branches_open(schema, rest), **rest}
 
     def _exclusive(self, schema: dict[str, Any], closed: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        # Excludes from each closed option the values that also match another option's open form, because `oneOf`
-        # rejects them.
+        # Excludes from each closed option the values that also match another option before it is closed, because
+        # `oneOf` rejects such values.
         if "oneOf" not in closed:
             return closed
         common = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
@@ -286,7 +289,7 @@ class Simplifier:
         self._definitions = definitions
         self._count_steps = spend
         self._negation = Negation(self._target, spend)
-        self._results: dict[int, tuple[Schema, Schema]] = {}  # by identity, because subschemas are shared
+        self._results: dict[int, tuple[Schema, Schema]] = {}  # by id(), because subschemas are shared
         self._kinds: dict[str, frozenset[str]] = {}
         self._intersecting: set[tuple[str, str]] = set()
 
@@ -310,7 +313,7 @@ class Simplifier:
         is_range = not schema.keys() & {"const", "enum"}
         for keyword, value in self._with_disjoint_names(self._without_implied_type(schema)).items():
             if keyword == "additionalProperties" and (value is True or value == {}):
-                continue  # only needed to keep the object open
+                continue  # was only needed to keep the object open
             if keyword in ONE:
                 simplified[keyword] = self._simplified(value)
             elif keyword in MANY:
@@ -328,8 +331,8 @@ class Simplifier:
         return rest if self._kinds_of(rest) <= _declared(schema["type"]) else schema
 
     def _with_disjoint_names(self, schema: dict[str, Any]) -> dict[str, Any]:
-        # Intersects the schema of each declared name with the schemas of patterns that match the name, and excludes the
-        # name from these patterns. The library cannot do this if a schema is recursive.
+        # Intersects the schema of each declared property with the schemas of patterns that match its name, and excludes
+        # the name from these patterns. The library cannot do this if one of the schemas is recursive.
         if not schema.get("properties") or not any(map(_has_reference, schema.get("patternProperties", {}).values())):
             return schema
         properties, patterns = dict(schema["properties"]), {}
