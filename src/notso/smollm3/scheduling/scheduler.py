@@ -389,7 +389,7 @@ class PrefillBudget:
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._seconds: dict[int, float] = {}  # by number of tiles: exponential moving average of durations, with factor 1/2
+        self._seconds: dict[int, float] = {}  # by number of tiles: exponential moving average (factor 1/2)
         self._timed: dict[int, int] = {}  # by number of tiles: step number of the last timing
         self._steps = 0
 

@@ -1,7 +1,7 @@
-"""Render conversations with a model's chat template. Content never yields control tokens.
+"""Render conversations with a model's chat template, so that content never yields control tokens.
 
 Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else in the prompt.
-Every special token begins with `<`, so a special token in the rendered text comes from the template or, for past
+Every special token begins with `<`, so special tokens in the rendered text come only from the template or, for past
 reasoning and tool calls, from this module. The rendered text is split at special tokens. In the text between them,
 stand-ins are replaced by `<` again, and each piece is encoded without recognizing special tokens.
 """
@@ -30,7 +30,7 @@ from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, drop
 MAX_TEMPLATE_CHARACTERS = 65_536
 MAX_ERROR_CHARACTERS = 200
 
-# SHA-256 (of the UTF-8 text) and origin of reviewed templates, which run in this process.
+# Templates that have been reviewed and therefore run in this process: SHA-256 of the UTF-8 text, and origin.
 KNOWN_TEMPLATES = {
     "3e0e275a527f249670056e0078e474eadbdd007c134b4fdfae5a7b3089702814": "HuggingFaceTB/SmolLM3-3B",
     "b9b66f04c64fbb8695cf5b35c37780efd0b8e0829fbfe3e30fafb9f469b7d30e": "ggml-org/SmolLM3-3B-GGUF",
@@ -41,9 +41,9 @@ _MARKER = re.compile(r"<\|\w+\|>")
 # Flags that SmolLM3's templates look for in a system message.
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
-# Candidates for the stand-in: printable characters without case, which no template alters. Angle brackets come first,
-# because they keep rendered text readable. Only a conversation of hundreds of kilobytes can contain all the ideographs
-# and syllables.
+# Candidates for the stand-in: printable characters without case, so that no template alters them. Characters that look
+# like angle brackets come first, because they keep rendered text readable. Only a conversation of hundreds of kilobytes
+# can contain all the ideographs and syllables.
 _STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class ChatTemplate:
         known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
         # specials: texts of the special tokens.
-        # bos_token, eos_token: empty if the file has none.
+        # bos_token, eos_token: texts of these tokens, or empty if the file has none.
         # known: SHA-256 hashes of the templates that run in this process.
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
@@ -99,14 +99,16 @@ class ChatTemplate:
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
     ) -> ChatTemplate | None:
-        """Return the template `source`, or the file's, or None if both are missing. Raises ChatTemplate's errors."""
+        """Return the template `source` or else the file's, or None if both are missing. Raises ChatTemplate's
+        errors."""
         source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
         if not isinstance(source, str):
             raise ModelFileError("tokenizer.chat_template must be a string")
         named = {f"{key}_token": _token_text(metadata, key, tokenizer) for key in ("bos", "eos")}
-        # Control tokens that the template cannot print, such as an added [PAD], need not be distinguished from content.
+        # Control tokens that the template does not print, such as an added [PAD], need not be distinguished from
+        # content.
         specials = [
             text
             for text in tokenizer.specials
@@ -119,7 +121,7 @@ class ChatTemplate:
 
     def _check_output(self) -> None:
         specials = frozenset(self._specials)
-        question = f"probe {secrets.token_hex(8)}"  # the output must contain this text, which no template contains
+        question = f"probe {secrets.token_hex(8)}"  # random, so that it is in the output only if the template prints the message
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
         batch = [
@@ -163,7 +165,7 @@ class ChatTemplate:
     ) -> str:
         """Return the template's output.
 
-        With a constant `date`, cached prefixes remain valid after midnight. Raises InvalidRequestError, and
+        If `date` stays the same, cached prefixes remain valid after midnight. Raises InvalidRequestError, and
         TemplateError if the template fails.
         """
         # Past reasoning is omitted unless its message has keep_reasoning and thinking is on. Tools are passed to the
@@ -191,8 +193,8 @@ class ChatTemplate:
         date: date | None = None,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises the errors of `render`, EngineError if content yields special tokens, and
-        ContextLengthError if there are far more than `most_tokens` ids."""
+        """Return token ids. Raises the same errors as `render`, EngineError if content yields special tokens, and
+        ContextLengthError for far more than `most_tokens` ids."""
         conversation = _Conversation(messages, tools, thinking)
         runs, skeleton = self._render_runs(conversation, date)
         if most_tokens is not None:
@@ -225,8 +227,8 @@ class ChatTemplate:
         return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
-        # A known template renders each conversation on demand, in this process. An unknown template renders all of them
-        # at once, in one child process.
+        # With a known template, each conversation is rendered in this process when it is requested. With an unknown
+        # template, all are rendered at once, in one child process.
         variable_sets = (self._constants | variables for variables in batch)
         try:
             if self._template is None:
@@ -316,8 +318,8 @@ def _message_pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
 def _call_json(call: ToolCall) -> str:
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
         raise InvalidRequestError("a tool call needs a name, and arguments as a string", param="messages")
-    # Arguments are not reformatted, so that a cached prefix still matches. The arguments of a truncated call become a
-    # JSON string, because one malformed call must not make a whole conversation unusable.
+    # Arguments are not reformatted, so that a cached prefix still matches. The arguments of a truncated call are
+    # written as a JSON string, because one malformed call must not make a whole conversation unusable.
     arguments = call.arguments.strip() or "{}"
     if not is_json_object(arguments):
         arguments = json.dumps(call.arguments, ensure_ascii=False)

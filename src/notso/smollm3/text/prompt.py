@@ -1,4 +1,4 @@
-"""Prompts as token ids: rendering, continuation of answers, and truncation to the context length."""
+"""Write prompts as token ids: render messages, continue answers, and drop turns that exceed the context length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_TAG = "</think>"
-# Tokens that are left free for an answer without `max_tokens` when old turns are dropped. Small contexts leave fewer.
+# Number of tokens that are left free for an answer without `max_tokens` when old turns are dropped. In small contexts,
+# fewer tokens are left free.
 GENERATION_TOKENS = 1024
 
 
@@ -79,18 +80,18 @@ class PromptWriter:
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._continued_ids(started, options.thinking)
-        if not beginning:  # the message is empty, or has only reasoning while thinking is off
+        if not beginning:  # the message is empty, or has only reasoning and thinking is off
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
-        """Return the tokens with which all continuations of `messages` begin; [] for unknown templates."""
+        """Return the tokens with which all prompts that continue `messages` begin; [] for unknown templates."""
         encode = self._tokenizer.encode_runs
         if not self.template.is_known:  # each rendering would start a child process
             return []
         one, other = (
             self._render_runs([*messages, Message("user", words)], options)
-            for words in ("a", "1")  # texts that have no first token in common
+            for words in ("a", "1")  # texts whose first tokens differ
         )
         same = common_length(one, other)
         ids, others = encode(one[same : same + 1]), encode(other[same : same + 1])
@@ -111,7 +112,7 @@ class PromptWriter:
         return len(prompt.ids) - len(self._tokenizer.encode_runs(one[same:]))
 
     def prefix_tokens(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return how many tokens of a prompt depend only on `options.prefix`; 0 if the prefix was dropped.
+        """Return how many tokens of a prompt depend only on `options.prefix`, or 0 if the prefix was dropped.
 
         Raises InvalidRequestError if the prefix is longer than the messages.
         """
@@ -128,7 +129,8 @@ class PromptWriter:
         else:
             earlier = []
         content = messages[prefix.message].content
-        # Render the prefix with a different text after it. The tokens that stay the same depend only on the prefix.
+        # Renders the prefix again, followed by a different text. The tokens that stay the same depend only on the
+        # prefix.
         differs = "1" if content[prefix.characters :].startswith("a") else "a"
         cut = Message(messages[prefix.message].role, content[: prefix.characters] + differs)
         other = self._tokenizer.encode_runs(self._render_runs([*earlier, cut, Message("user", differs)], options))
@@ -146,11 +148,11 @@ class PromptWriter:
         context_tokens: int,
         reserved_tokens: int,
     ) -> Prompt:
-        """Return the prompt. With "drop_oldest", drop as few of the oldest turns as possible to keep `reserved_tokens`
-        free.
+        """Return the prompt. With "drop_oldest", drop only as many of the oldest turns as needed to keep
+        `reserved_tokens` free.
 
-        If only the system message and the last turn remain, one free token suffices. Raises ContextLengthError if none
-        is free.
+        If only the system message and the last turn remain, one free token suffices. Raises ContextLengthError if no
+        token is free.
         """
         if options.when_full == "stop":
             return self.write(messages, options, most_tokens=context_tokens)
@@ -201,7 +203,7 @@ class PromptWriter:
 
 
 def validate_ids(ids: Sequence[int], vocab_size: int, *, least: int = 1) -> list[int]:
-    """Return at least `least` token ids as a list. Raises InvalidRequestError."""
+    """Return token ids as a list. Raises InvalidRequestError if any is invalid, or for fewer than `least`."""
     try:
         if len(ids) < least:
             raise InvalidRequestError("the prompt has no tokens", param="messages")

@@ -1,4 +1,4 @@
-"""Sandboxed execution of chat templates.
+"""Execute chat templates in a sandbox.
 
 A template is a program from an untrusted file. It runs in jinja2's immutable sandbox, with plain values and the few
 functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_in_child` runs
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
-import jinja2.debug  # would otherwise be imported at the first error, when the child can no longer open files
+import jinja2.debug  # otherwise imported at the first error, when the child can no longer open files
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -47,7 +47,7 @@ class SandboxFailure(Exception):
 
 
 class GenerationTag(Extension):
-    """The `{% generation %}` tag, which marks training targets; its contents are printed."""
+    """The `{% generation %}` tag, which marks training targets. Its contents are printed as usual."""
 
     tags = {"generation"}  # noqa: RUF012 - declared as in jinja2
 
@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined value. An undefined name can be tested but not used; a missing key yields empty text."""
+    """Undefined value. An undefined name can be tested but not used; a missing key yields an empty text."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class NamedUndefined(jinja2.Undefined):
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template. Outside the child, compile only known templates. Raises SandboxFailure."""
+    """Compile a template. Outside the child, call only for known templates. Raises SandboxFailure."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -115,7 +115,7 @@ def render_in_child(source: str, batch: Sequence[Variables], day: date) -> list[
 def main() -> None:
     """Render a batch in the child."""
     request = json.loads(sys.stdin.buffer.read())
-    # A `\N` escape, `wordwrap` and `striptags` import modules on first use, which requires opening files.
+    # On first use, `\N` escapes, `wordwrap` and `striptags` import modules, for which files must be opened.
     compile_template(r"{{ '\N{BULLET}' | wordwrap | striptags }}").render()
     confine(Rights.COMPUTE, CHILD_LIMITS)
     try:
@@ -162,7 +162,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # As in transformers; jinja2's own filter escapes characters for HTML.
+    # Writes JSON as in transformers, whereas jinja2's own filter escapes characters for HTML.
     if isinstance(value, jinja2.Undefined):
         str(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -173,7 +173,7 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_for(day: date) -> Callable[[str], str]:
-    # Names of days and months are English in every locale.
+    # The names of days and months are English, whatever the locale.
     moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
     names = {
         "B": MONTHS[day.month - 1],

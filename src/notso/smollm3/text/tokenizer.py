@@ -1,7 +1,7 @@
-"""Tokenizer built from a GGUF file's vocabulary and merges.
+"""Encode and decode text with a GGUF file's vocabulary and merges.
 
-By default, special tokens in text are not recognized: `<|im_end|>` typed by a user is encoded as plain text. Only
-`control=True` and runs marked as special in `encode_runs` yield special ids.
+By default, special tokens in text are not recognized: `<|im_end|>` typed by a user is encoded as plain text. Special
+ids result only from `control=True`, and from runs that are marked as special in `encode_runs`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Run(NamedTuple):
 class SpecialTexts:
     """Splits text at special tokens. Raises ValueError for an empty token."""
 
-    # Among overlapping matches, the leftmost is used, and the longest at that position. The `tokenizers` library splits
-    # at added tokens in the same way.
+    # Among overlapping matches, the leftmost is used, and among matches at the same position, the longest. The
+    # `tokenizers` library splits at added tokens in the same way.
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = dict.fromkeys(texts)
         if "" in self._texts:
@@ -75,12 +75,12 @@ class SpecialTexts:
 
 
 # The library's threads would compete with the engine's thread pool for the same cores. The library reads this variable
-# at each call; a value set by the user takes precedence.
+# at each call. A value that the user has set takes precedence.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
-# Prompts of up to this multiple of the token limit are encoded completely, so that the error can state their exact
-# length.
+# Prompts that are too long are still encoded completely if they have at most this multiple of the token limit, so that
+# the error can state their exact length.
 COUNTED_TIMES = 4
 BATCH_CHARACTERS = 1 << 18
 LONG_CHARACTERS = 4 * BATCH_CHARACTERS
@@ -91,7 +91,7 @@ class Tokenizer:
 
     # special_ids, specials: ids and texts of control and user-defined tokens.
     # think_open_id etc.: None if the file lacks the tag.
-    # longest_bytes: the maximum number of bytes, before normalization, that one ordinary token can represent.
+    # longest_bytes: the maximum number of bytes of text, before normalization, that one ordinary token can represent.
     # shrinks: the maximum factor by which normalization shrinks a text.
     def __init__(
         self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int], shrinks: int = 1
@@ -114,9 +114,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build a tokenizer from metadata and, if present, the `tokenizer.json` next to `path`.
+        """Build a tokenizer from metadata and, if it exists, the `tokenizer.json` next to `path`.
 
-        Raises ModelFileError, for example if their tokens differ.
+        Raises ModelFileError, for example if the tokens of both differ.
         """
         kind = metadata.get("tokenizer.ggml.model")
         if kind != "gpt2":
@@ -131,7 +131,7 @@ class Tokenizer:
         return cls(vocabulary, encoder, end_ids(metadata, vocabulary), shrinks)
 
     def encode(self, text: str, control: bool = False) -> list[int]:
-        """Return ids, without a BOS token; `control`: recognize special tokens.
+        """Return ids without a BOS token. `control`: recognize special tokens.
 
         Raises InvalidRequestError for invalid Unicode.
         """
@@ -145,7 +145,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
-        """Raise ContextLengthError if texts certainly exceed the limit."""
+        """Raise ContextLengthError if texts are certain to exceed `most_tokens`."""
         # Huge texts are rejected here, because encoding them would take up to a second and use a hundred bytes of
         # memory per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -153,7 +153,7 @@ class Tokenizer:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
 
     def encode_runs(self, runs: Sequence[tuple[str, bool]], most_tokens: int | None = None) -> list[int]:
-        """Encode (text, special) runs, each ordinary run as one piece.
+        """Encode (text, special) runs; each ordinary run is encoded separately.
 
         Raises InvalidRequestError for an unknown special token, and ContextLengthError if there are more than
         COUNTED_TIMES * `most_tokens` ids.
@@ -176,7 +176,7 @@ class Tokenizer:
 
     def _refuse_long_texts(self, texts: Iterable[str], most_tokens: int) -> None:
         # Encoding a whole text takes a hundred bytes of memory per token, so the tokens of long texts are first counted
-        # piece by piece. At the ends of pieces, the count may differ slightly.
+        # piece by piece. This count may be slightly inexact, because tokens can span the ends of pieces.
         for text in texts:
             count = 0
             for start in range(0, len(text) if len(text) > LONG_CHARACTERS else 0, BATCH_CHARACTERS):
@@ -185,19 +185,19 @@ class Tokenizer:
                     raise ContextLengthError(COUNTED_TIMES * most_tokens, most_tokens, at_least=True)
 
     def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:
-        """Return the text, by default without control tokens; invalid UTF-8 becomes U+FFFD. Raises
+        """Return the text, by default without control tokens. Invalid UTF-8 becomes U+FFFD. Raises
         InvalidRequestError."""
         return b"".join(self.token_bytes(token, skip_control) for token in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token: int, skip_control: bool = False) -> bytes:
-        """Return a token's bytes; with `skip_control`, no bytes for control and unused tokens."""
+        """Return a token's bytes; with `skip_control`, control and unused tokens have none."""
         if skip_control and (token in self.control_ids or token in self._vocabulary.unused_ids):
             return b""
         return self._vocabulary.token_bytes(token)
 
     @cached_property
     def all_bytes(self) -> list[bytes]:
-        # Cached for all callers, because the list of the 3B model takes 10 MB.
+        # Cached and shared by all callers, because the list takes 10 MB for the 3B model.
         return list(map(self.token_bytes, range(self.vocab_size)))
 
     def token_text(self, token: int) -> str:
@@ -223,7 +223,7 @@ def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, b
 
 
 class TokenStream:
-    """Incremental decoder; its joined pieces equal `decode` of all ids."""
+    """Incremental decoder. Its pieces, when joined, equal the result of `decode` for all ids."""
 
     # The bytes of an incomplete character are held back; bytes that cannot be part of a character become U+FFFD.
     def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:
@@ -296,7 +296,7 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
 # users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
-# Maximum total size of cached texts and ids: about eight million characters of plain English.
+# Maximum total size of cached texts and ids, which suffices for about eight million characters of plain English.
 MOST_BYTES = 16 * 2**20
 
 
@@ -309,7 +309,7 @@ class EncodedTexts:
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
-        """Return ids; `encode` is called at most once, for all uncached texts."""
+        """Return ids. `encode` is called at most once, for all uncached texts together."""
         with self._lock:
             cached = {
                 text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts

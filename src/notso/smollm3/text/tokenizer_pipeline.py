@@ -1,7 +1,7 @@
-"""Normalization and pre-tokenization (splitting text before BPE), as specified by a tokenizer.json or GGUF file.
+"""Configure normalization and pre-tokenization (splitting text before BPE) as a tokenizer.json or GGUF file specifies.
 
-Only known parts are accepted: ignoring an unknown part would change token ids, and an unknown regular expression may
-take exponential time. The `tokenizers` library executes the parts.
+Only known parts are accepted, because ignoring an unknown part would change token ids, and an unknown regular
+expression may take exponential time. The `tokenizers` library executes the parts.
 
 This module also converts a Hugging Face `tokenizer.json` to GGUF entries.
 """
@@ -21,10 +21,11 @@ from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
 from notso.text_file import LFS_ADVICE, LFS_POINTER, NotTextError, read_regular, read_text
 
-# Project-specific GGUF key for a pipeline in JSON. `tokenizer.ggml.pre` can only name a pre-tokenizer of llama.cpp.
+# Project-specific GGUF key for a pipeline in JSON. It is needed because `tokenizer.ggml.pre` can only name a
+# pre-tokenizer of llama.cpp.
 PIPELINE_KEY = "notso.tokenizer.pipeline"
 
-# Value of `tokenizer.ggml.pre` for pipelines without a name in llama.cpp, which therefore rejects the file.
+# Value of `tokenizer.ggml.pre` for pipelines that have no name in llama.cpp. llama.cpp rejects files with this value.
 NO_NAME = "notso"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -46,7 +47,7 @@ _GPT_4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 )
-# Accepted regular expressions, which were reviewed and take linear time.
+# Accepted regular expressions. They have been reviewed and take linear time.
 EXPRESSIONS = {
     *(LLAMA_3, QWEN_2, _QWEN_3_5, _DEEPSEEK_3, _GPT_2, _TEKKEN, _GPT_4O),
     *("[一-龥\u3040-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r" ?[^(\s|[.,!?…。，、।۔،])]+"),  # DeepSeek and BLOOM
@@ -59,7 +60,8 @@ EXPRESSIONS = {
 
 _BEHAVIORS = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
-# Upper bound on how much normalizers shrink a text in bytes. The largest factor found is 4: bold letters become ASCII.
+# Upper bound on the factor by which normalizers reduce the number of bytes of a text. The largest factor found is 4,
+# for bold letters that become ASCII.
 SHRINKS = 8
 
 
@@ -78,7 +80,7 @@ class TokenizerPipeline:
 
     pre_tokenizer: Mapping[str, Any]
     normalizer: Mapping[str, Any] | None = None
-    ignore_merges: bool = True  # a piece of text that equals a token becomes that token without merges
+    ignore_merges: bool = True  # whether a piece of text that equals a token becomes that token without merges
 
     @classmethod
     def from_json(cls, content: Any) -> TokenizerPipeline:
@@ -94,7 +96,7 @@ class TokenizerPipeline:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> TokenizerPipeline:
-        """Read PIPELINE_KEY or `tokenizer.ggml.pre`. Raises ModelFileError."""
+        """Read PIPELINE_KEY or, if absent, `tokenizer.ggml.pre`. Raises ModelFileError."""
         stored, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
         if stored is None:
             if not isinstance(name, str) or name not in PRE_TOKENIZERS:
@@ -128,7 +130,7 @@ class TokenizerPipeline:
             parsed = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
             # The vocabulary and merges are passed as objects, because parsing JSON would take 1.5 times as long.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
-        except Exception as error:  # the library raises no more specific class
+        except Exception as error:  # the library raises no more specific exception
             raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error
         if self.normalizer is not None:
             encoder.normalizer = parsed.normalizer
@@ -143,11 +145,11 @@ class TokenizerPipeline:
         return canonical, self.ignore_merges
 
 
-# Supported values of `tokenizer.ggml.pre` in files from other programs. Both names denote Llama 3's expression.
+# Supported values of `tokenizer.ggml.pre` in files from other programs. Both stand for Llama 3's expression.
 PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
-# llama.cpp's names of pipelines, each with its pre-tokenizer and `ignore_merges`.
+# llama.cpp's names for pipelines, each with its pre-tokenizer and `ignore_merges`.
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("smaug-bpe", (_split(LLAMA_3), True)),
     # This name is also used without `ignore_merges`, because llama.cpp always applies merges for it.
@@ -159,7 +161,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys without effect on prompts (transformers does not apply them either), and keys that are checked separately.
+# Keys that have no effect on prompts (nor in transformers), and keys that are checked separately.
 _OTHER_KEYS = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 
@@ -174,7 +176,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
     _require_known_keys(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
     if model.get("type") != "BPE":
         raise ModelFileError(f"its model is {quoted(model.get('type'))}, not BPE")
-    # Settings of the unknown token are not checked. They have no effect, because every byte has a token.
+    # Settings for the unknown token are not checked, because they have no effect: every byte has a token.
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise ModelFileError(f"its model is not plain BPE: {name} is {quoted(model[name])}")
@@ -280,7 +282,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def tokenizer_entries(path: Path) -> dict[str, Any]:
-    """Return the GGUF entries of a tokenizer.json and of a chat template next to it. Raises ModelFileError."""
+    """Return the GGUF entries for a tokenizer.json and for a chat template next to it. Raises ModelFileError."""
     try:
         raw = read_regular(path, MAX_JSON_BYTES)
         if raw.startswith(LFS_POINTER):

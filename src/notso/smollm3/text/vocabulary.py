@@ -1,4 +1,4 @@
-"""Vocabulary of a GGUF file: text, bytes and kind of each token id."""
+"""Read the vocabulary of a GGUF file: text, bytes and kind of each token id."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 # tokenizer.ggml.token_type, numbered by the GGUF specification.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
-# Texts of the tokens that always end a turn. Their ids differ between files.
+# Texts of tokens that always end a turn. Their ids vary from file to file.
 END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 # Project-specific key, because GGUF has keys for only three end ids, and generation_config.json may list any number.
 END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
-# Tags that this engine reads in the text of an answer. Fine-tuned models often declare them as control tokens, which
-# decoded text omits; this module treats them as user-defined.
+# Tags that this engine must find in the text of an answer. Fine-tuned models often declare them as control tokens,
+# which are omitted from decoded text; this module therefore treats them as user-defined.
 READ_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Limits the work on each token. Tokens in published files have at most 128 characters.
+# Maximum length of a token, which limits the work per token. Tokens in published files have at most 128 characters.
 MAX_TOKEN_CHARACTERS = 1024
 
 # Maximum length of a special token. The search for special tokens may try every length up to this one.
 MAX_SPECIAL_CHARACTERS = 256
 
-# In published files, every special token begins with `<`.
+# Maximum number of different first characters. In published files, every special token begins with `<`.
 MAX_SPECIAL_BEGINNINGS = 256
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE
 
 
 class Vocabulary:
-    """Validated tokens and their kinds. Raises ModelFileError, which names the key or token."""
+    """Validated tokens and their kinds. Raises ModelFileError with the key or token."""
 
     # Decoded text omits tokens of `control_ids` but includes tokens of `user_defined_ids` (`<think>`, `<tool_call>`,
     # ...).
@@ -83,7 +83,7 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        # The dict is built on each access, because it takes ten megabytes and is needed only at construction.
+        # The dict is not cached, because it takes ten megabytes and is needed only while the tokenizer is built.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
     def token_bytes(self, token: int) -> bytes:
@@ -120,7 +120,7 @@ def _check_texts(tokens: Sequence[str]) -> None:
 
 
 def _check_specials(special_ids: Mapping[str, int]) -> None:
-    # These limits keep the search for special tokens linear in the text.
+    # These limits keep the time of searching for special tokens linear in the length of the text.
     for text, index in special_ids.items():
         if len(text) > MAX_SPECIAL_CHARACTERS:
             raise ModelFileError(
@@ -136,7 +136,8 @@ def _check_specials(special_ids: Mapping[str, int]) -> None:
 
 
 def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the end tokens of the file and the model family. Raises ModelFileError if they are invalid or missing."""
+    """Return the end tokens that the file or the model family defines. Raises ModelFileError if they are invalid or
+    missing."""
     ends = {index for text in END_TEXTS if (index := vocabulary.special_ids.get(text)) is not None}
     named = [(key, index) for key in END_KEYS if (index := metadata.get(key)) is not None]
     if END_IDS_KEY in metadata:

@@ -1,6 +1,6 @@
-"""Fine-tuning: training rows, LoRA training, and writing of the results."""
+"""Fine-tune models: prepare training rows, train LoRA adapters, and write the results."""
 
 import os
 
-# Must be set before transformers and TRL import huggingface_hub, which otherwise sends telemetry.
+# This must be set before transformers and TRL import huggingface_hub, which would otherwise send telemetry.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

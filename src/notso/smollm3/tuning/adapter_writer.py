@@ -32,31 +32,31 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
     writer.add("general.architecture", ARCHITECTURE, "string")
     writer.add("general.name", name, "string")
     writer.add("adapter.type", "lora", "string")
-    writer.add("adapter.lora.alpha", 0.0, "float32")  # 0: the values are already scaled
+    writer.add("adapter.lora.alpha", 0.0, "float32")  # 0 means that the values are already scaled
     for index, layer in enumerate(adapter.layers):
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantize()
                 stored = QTensor.quantize(values, F32)
-                with suppress(OperandError):  # raised if values exceed the range of F16
+                with suppress(OperandError):  # raised if values are outside the range of F16
                     halves = QTensor.quantize(values, F16)
                     stored = halves if _is_near(halves.dequantize(), values) else stored
                 tensor_name = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
-                # The rank in the shape may be larger than in the source, because `read_adapter` pads it.
+                # The shape may have a larger rank than in the source, because `read_adapter` pads it.
                 writer.add_tensor(tensor_name, tensor.shape, stored.format, stored.data)
     writer.write()
     return writer.tensor_bytes
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # Errors above this bound can occur only if all values are subnormal in F16.
+    # Rounding errors exceed this bound only if all values are subnormal in F16.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
     """Write `base` with the adapter merged in, quantized as `mix`; return the size of its tensors in bytes.
 
-    Raises the errors of `write_adapter`, and InvalidRequestError for incomplete blocks.
+    Raises the same errors as `write_adapter`, and InvalidRequestError for incomplete blocks.
     """
     with GGUFFile.open(base) as file:
         config = SmolLM3Config.from_metadata(file.metadata)

@@ -28,7 +28,7 @@ def load(source: Path, dtype: Any) -> Any:
 
 
 def count_parameters(base: Path) -> int:
-    """Return the number of parameters of a GGUF file."""
+    """Return the number of parameters in a GGUF file."""
     with GGUFFile.open(base) as file:
         return sum(tensor.rows * tensor.cols for tensor in file.tensors.values())
 
@@ -89,6 +89,6 @@ def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
     values = tensor.dequantize().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values
-    # In transformers, each head of q and k has the even rows of the GGUF tensor first, then the odd rows.
+    # In transformers, each head of q and k consists of the even rows in the GGUF tensor, followed by the odd rows.
     pairs = values.reshape(-1, head_dim // 2, 2, values.shape[1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

@@ -1,4 +1,4 @@
-"""Resumable LoRA training with TRL and PEFT, optional libraries that are imported when training starts."""
+"""Train LoRA adapters, resumably, with TRL and PEFT. These optional libraries are imported when training starts."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from notso.smollm3.tuning.training_rows import TrainingRow
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Hyperparameters of LoRA training with AdamW, on all matrices. Raises InvalidRequestError."""
+    """Hyperparameters of LoRA training of all matrices with AdamW. Raises InvalidRequestError."""
 
     # The adapter adds (alpha / rank) * B @ A to each matrix.
     rank: int = 16
     alpha: float = 32.0
     learning_rate: float = 2e-4
-    # Repetitions of each training row.
+    # Number of repetitions of each training row.
     epochs: int = 3
-    # Repetitions of each rehearsal row (an answer of the base model, used to preserve its abilities).
+    # Number of repetitions of each rehearsal row (an answer of the base model, which serves to preserve its abilities).
     rehearsals: int = 2
     batch_rows: int = 8
-    # Longer rows are truncated.
+    # Rows with more tokens are truncated.
     max_tokens: int = 1024
-    # Share of rows held out for evaluation.
+    # Fraction of rows that are held out for evaluation.
     holdout: float = 0.1
     checkpoint_steps: int = 20
     seed: int = 0
@@ -84,8 +84,8 @@ class TrainingResult:
 
     peft_folder: Path  # the adapter in PEFT's format
     steps: int
-    resumed_at: int  # step of the checkpoint from which training resumed; 0 if there was none
-    loss: float  # mean of the last 10 steps
+    resumed_at: int  # step of the checkpoint from which training was resumed; 0 if there was none
+    loss: float  # mean over the last 10 steps
     held_out_before: float | None
     held_out_after: float | None
 
@@ -195,7 +195,7 @@ def train(
 def _training_arguments(recipe: Recipe, folder: Path, *, gpu: bool, large: bool) -> Any:
     from trl import SFTConfig
 
-    one_by_one = large or not gpu  # on a CPU, batches are not faster, and their padding costs time
+    one_by_one = large or not gpu  # on a CPU, batches are not faster, and padding them costs time
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=1,
@@ -227,7 +227,7 @@ def _training_arguments(recipe: Recipe, folder: Path, *, gpu: bool, large: bool)
 
 
 def _save_adapter(model: Any, folder: Path) -> Path:
-    # Replaces an earlier adapter only when the new one is complete.
+    # An earlier adapter is replaced only when the new one is complete.
     unfinished, saved = folder / f"{ADAPTER_FOLDER}.new", folder / ADAPTER_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
@@ -260,7 +260,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
     found = None
     numbered = [path for path in folder.iterdir() if re.fullmatch(r"checkpoint-[0-9]{1,18}", path.name)]
     for path in sorted(numbered, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
-        # The state file is written last, so a checkpoint without it is incomplete.
+        # The state file is written last, so a checkpoint without a valid one is incomplete.
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
             found = found or path
@@ -270,7 +270,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
 
 
 def _padding_tokenizer() -> Any:
-    # Rows are already tokenized; TRL requires a tokenizer, but uses it only for padding.
+    # TRL requires a tokenizer, but uses it only for padding, because rows are already tokenized.
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 

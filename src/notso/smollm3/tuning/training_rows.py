@@ -1,9 +1,9 @@
-"""Training rows: tokenized conversations from JSONL, with labels.
+"""Build training rows, which are tokenized conversations with labels, from JSONL.
 
 The model's chat template renders the conversations as it does at run time. Only the tokens of answers, including their
 end tokens, have labels.
 
-Rehearsal rows contain answers from the untuned model; training on them preserves its abilities.
+Rehearsal rows contain answers of the untuned model; training on them preserves its abilities.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from notso.smollm3.output.generation import Generation
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
-# Tags on lines of their own take precedence, because reasoning can mention </think>.
+# A closing tag on a separate line takes precedence, because reasoning can mention </think>.
 _REASONING = re.compile(r"\s*<think>(?:\n(.*?)\n</think>\n|\n?(.*?)\n?</think>\n?)", re.DOTALL)
-# Fields of messages in which other programs store reasoning.
+# Message fields in which other programs store reasoning.
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 NOT_LEARNED = -100  # label that PyTorch's cross entropy ignores
 
@@ -73,7 +73,7 @@ class RowWriter:
     def read(self, path: Path) -> list[TrainingRow]:
         """Read a JSONL file. Raises OSError, TemplateError or InvalidRequestError."""
         rows = []
-        # Not `str.splitlines`, which also splits at characters that JSON need not escape, such as U+2028.
+        # `str.splitlines` is not used, because it also splits at characters that JSON need not escape, such as U+2028.
         for number, line in enumerate(_text_of(path).split("\n"), 1):
             if not line.strip():
                 continue
@@ -193,7 +193,7 @@ def _require_learnable(answer: Mapping[str, Any], name: str) -> None:
 
 
 def _split_answer(text: str) -> tuple[str, str, list[ToolCall]]:
-    # Reasoning and calls are parsed, so that rendering writes their tags as special tokens, as the model does.
+    # Reasoning and calls are parsed, so that their tags are rendered as special tokens, as in answers of the model.
     thoughts = ""
     if found := _REASONING.match(text):
         thoughts, text = found[1] or found[2] or "", text[found.end() :]
@@ -238,7 +238,7 @@ def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[
 
 SHIPPED = Path(__file__).with_name("rehearsal.txt")  # default rehearsal questions, written for this project
 
-AT_ONCE = 64  # conversations submitted to the engine together
+AT_ONCE = 64  # number of conversations that are submitted to the engine together
 
 Progress = Callable[[str, int, int], None]
 
@@ -247,8 +247,8 @@ Progress = Callable[[str, int, int], None]
 class RehearsalConversation:
     """A conversation for the model to answer."""
 
-    # An answer is generated after each user message and after the last of successive tool results. If an assistant
-    # message follows in `messages`, that message is used instead.
+    # An answer is generated after each user message and after the last of successive tool results, unless an assistant
+    # message follows in `messages`; in that case, that message is used.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     thinking: bool = False
@@ -257,7 +257,7 @@ class RehearsalConversation:
     def advance_to_question(self) -> bool:
         while self.messages and not self._awaits_answer():
             if self.messages[0]["role"] == "tool" and not self._awaits_result():
-                return False  # this is the result of a call that the model did not make
+                return False  # this is the result of a call that the model has not made
             self.history.append(self.messages.pop(0))
         return self._awaits_answer()
 
@@ -268,7 +268,7 @@ class RehearsalConversation:
         return following in answers_are_due.get(last, ())
 
     def _awaits_result(self) -> bool:
-        # `parse_messages` also finds calls in the content. Several results can follow one answer.
+        # `parse_messages` also finds calls in the content. One answer can be followed by several results.
         latest_first = parse_messages(self.history[::-1], "messages") if self.history else ()
         for results, message in enumerate(latest_first):
             if message.role != "tool":
@@ -277,7 +277,7 @@ class RehearsalConversation:
 
 
 def read(text: str, name: str) -> list[RehearsalConversation]:
-    """Parse questions or JSON conversations, one per line. Raises InvalidRequestError, which names the line."""
+    """Parse questions or JSON conversations, one per line. Raises InvalidRequestError with the line number."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
@@ -291,7 +291,7 @@ def read(text: str, name: str) -> list[RehearsalConversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = _template_kwargs(record).get("enable_thinking")
-            # Answers are generated with and without thinking, unless chat_template_kwargs selects one mode.
+            # Answers are generated both with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(RehearsalConversation(list(messages), parse_tools(record.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
@@ -317,7 +317,7 @@ def generate_answers(
                 _answer(generation, each.thinking) for generation, each in zip(generations, open_ones, strict=True)
             ]
             for each, answer in zip(open_ones, answers, strict=True):
-                # Unusable, for example truncated, or without reasoning although thinking is on.
+                # The answer is unusable, for example truncated, or without reasoning although thinking is on.
                 if answer is None:
                     each.history.clear()
                     each.messages.clear()

@@ -1,1 +1,2 @@
-"""Value types shared with the layers above. They import only the standard library and `notso.smollm3.errors`."""
+"""Define value types that the layers above also use. They depend only on the standard library and
+`notso.smollm3.errors`."""
