@@ -1,8 +1,8 @@
-"""Confinement (sandboxing) of child processes.
+"""Confine (sandbox) child processes.
 
-Each child permanently gives up all rights except its `Rights`, as far as the system enforces this. Its `Limits`, if
-any, bound its time and, on Linux, its memory. On Linux, the child also cannot gain privileges, the kernel kills it
-first when memory runs out, and Landlock and seccomp confine it if the kernel supports them.
+Each child permanently gives up all rights except its `Rights`, as far as the system can enforce this. Its `Limits`, if
+any, apply to its time and, on Linux, its memory. On Linux, the child also cannot gain privileges, it is the first
+process that the kernel kills when memory runs out, and Landlock and seccomp confine it if the kernel supports them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Rights(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    cpu_s: int  # CPU seconds, counted after the child's imports
-    memory_bytes: int  # size of the address space
-    wall_s: float  # seconds after which the child is killed
+    cpu_s: int  # CPU seconds, counted from the end of the child's imports
+    memory_bytes: int  # maximum size of the address space
+    wall_s: float  # seconds of wall-clock time after which the child is killed
     answer_bytes: int
     more_cpu_s: int = 0  # seconds that `ConfinedProcess.extend_limits` may add to `cpu_s` and `wall_s` in total
 
@@ -43,7 +43,7 @@ class ConfinedWorkError(Exception):
     """The child exceeded a limit, failed, or could not be started."""
 
 
-# In the child
+# The following functions run in the child.
 
 
 def confine(rights: Rights, limits: Limits | None = None) -> None:
@@ -51,7 +51,7 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
     _prefer_oom_kill()
     if rights is Rights.COMPUTE and limits is None:
         raise ValueError("Rights.COMPUTE requires limits")
-    ruleset = _landlock_ruleset(rights)  # opens a descriptor, which the limits below may forbid
+    ruleset = _landlock_ruleset(rights)  # opens a descriptor, which may be impossible once the limits below apply
     if limits is not None:
         _set_resource_limits(limits)
     if sys.platform == "linux":
@@ -67,7 +67,7 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
 
 
 def serve_confined(work: Callable[[bytes], bytes], limits: Limits) -> None:
-    """Confine this process, pass stdin to `work`, and write the result to stdout. Call after all imports."""
+    """Confine this process, pass stdin to `work`, and write the result to stdout. Must be called after all imports."""
     request = sys.stdin.buffer
     confine(Rights.COMPUTE, limits)
     answer = work(request.read())
@@ -101,14 +101,14 @@ def _prefer_oom_kill() -> None:
             file.write("1000")
 
 
-# In the parent
+# The following class and functions are used in the parent.
 
 
 class ConfinedProcess:
     """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
-    # `arguments` (of the Python interpreter) name a program, which must call `confine` or `serve_confined` with the
-    # same limits.
+    # `arguments` are passed to the Python interpreter. The program that they name must call `confine` or
+    # `serve_confined` with the same limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s
@@ -123,7 +123,7 @@ class ConfinedProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=environment(Rights.COMPUTE),
-                    start_new_session=True,  # the child does not receive the terminal's signals, such as Ctrl-C
+                    start_new_session=True,  # so that the child does not receive the terminal's signals, such as Ctrl-C
                 )
             finally:
                 os.close(request_file)
@@ -132,7 +132,7 @@ class ConfinedProcess:
         self._output = cast(IO[bytes], self._process.stdout)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the answer as it arrives, then end the child. Raises ConfinedWorkError."""
+        """Yield pieces of the answer as they arrive, then end the child. Raises ConfinedWorkError."""
         output = self._output
         left = self._limits.answer_bytes
         try:
@@ -167,7 +167,8 @@ class ConfinedProcess:
         return b"".join(self.pieces())
 
     def extend_limits(self, seconds: int) -> None:
-        """Extend the CPU and wall time limits by `seconds`, in total at most `more_cpu_s`. No effect on macOS."""
+        """Extend the CPU and wall time limits by `seconds`, by at most `more_cpu_s` in total. Has no effect on
+        macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
             import resource
@@ -183,14 +184,14 @@ class ConfinedProcess:
         return f"it took more than {self._limits.wall_s + self._granted:g} s"
 
     def kill(self) -> None:
-        """Kill the child; `pieces` then raises."""
+        """Kill the child; `pieces` then raises ConfinedWorkError."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
 
 def environment(rights: Rights, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the `variables` (default: os.environ) that a child with these rights may see."""
+    """Return the `variables` (default: os.environ) that a child with these rights may have."""
     variables = os.environ if variables is None else variables
     if rights is Rights.COMPUTE:
         return {name: variables[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in variables}
@@ -208,7 +209,7 @@ _SECRET_NAME = re.compile(
 
 
 def read_only_file(data: bytes) -> int:
-    """Return a read-only descriptor of an anonymous file with `data`. Raises OSError."""
+    """Return a read-only descriptor of an anonymous file that contains `data`. Raises OSError."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("notso")
         try:
@@ -226,13 +227,13 @@ def read_only_file(data: bytes) -> int:
 
 
 def lacking() -> list[str]:
-    """Return the mechanisms that this system lacks: "Landlock", "seccomp"."""
+    """Return which of "Landlock" and "seccomp" this system lacks."""
     mechanisms = {"Landlock": _landlock_version() > 0, "seccomp": _has_seccomp()}
     return [name for name, is_present in mechanisms.items() if not is_present]
 
 
 def unenforced_limits() -> list[str]:
-    """Return phrases for messages, each naming something that this system does not limit."""
+    """Return phrases for messages that name what this system does not limit."""
     found = []
     if missing := lacking():
         found.append(f"the system calls and files that child processes use (no {', no '.join(missing)})")
@@ -260,8 +261,8 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "landlock_restrict_self": (446, 446),
 }
 
-# Calls needed to compute, allocate memory and exit; None: the architecture lacks the call. They cannot open
-# descriptors.
+# Calls that are needed to compute, allocate memory and exit. None of them can open a descriptor. A number is None if
+# the architecture lacks the call.
 _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "readv": (19, 65),
@@ -369,7 +370,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[index]),
-        (_RETURN, 0, 0, _KILL),  # kill callers of another architecture, on which the numbers mean other calls
+        (_RETURN, 0, 0, _KILL),  # kill callers that use another architecture, for which the numbers mean other calls
         (_LOAD, 0, 0, _NUMBER_AT),
     ]
     if index == 0:
@@ -396,8 +397,8 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
 
 
 class _FilterProgram(ctypes.Structure):
-    # Defined at module level, because Python 3.14 imports a module when a structure is defined, and the child cannot
-    # open files when it needs the structure.
+    # Defined at module level, because Python 3.14 imports a module when a structure is defined, and by the time the
+    # child needs this structure, it can no longer open files.
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 

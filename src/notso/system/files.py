@@ -1,4 +1,4 @@
-"""File locks, durable writes, read-ahead, anonymous files and the user's cache folder."""
+"""Lock files, write them durably, read ahead, open anonymous files, and locate the user's cache folder."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ LONGEST_READ_AHEAD = (1 << 31) - 1  # in bytes; macOS stores the length in a C i
 
 
 def file_type(path: Path) -> int:
-    """Return a path's type, such as stat.S_IFDIR, or 0 if it does not exist. Raises OSError."""
-    # Since Python 3.14, Path.exists, is_dir and is_file return False even if, for example, permission was denied.
+    """Return a path's type, such as stat.S_IFDIR, or 0 if nothing exists there. Raises OSError."""
+    # Path.exists, is_dir and is_file are not used, because since Python 3.14 they return False even if, for example,
+    # permission was denied.
     try:
         return stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - tests replace os.stat
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with NUL
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError is raised for a path with NUL
         return 0
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file until `unlock_and_close`. Raises OSError, or BlockingIOError if already locked."""
+    """Lock a file until `unlock_and_close`. Raises OSError, or BlockingIOError if it is already locked."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -87,7 +88,7 @@ def open_private(path: Path) -> int:
 
 
 def write_private(path: Path, content: str, *, replace: bool) -> None:
-    """Write a text file that only its owner can read. If writing fails, leave no incomplete file. Raises OSError."""
+    """Write a text file that only its owner can read. If writing fails, no incomplete file is left. Raises OSError."""
     # With `replace`, an existing file keeps its content if writing fails or the process is killed. Without it, an
     # existing file is an error (FileExistsError), and a killed process can leave an incomplete file.
     draft = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.part") if replace else path
@@ -112,7 +113,7 @@ def read_ahead(descriptor: int) -> None:
 
 
 def anonymous_file() -> int:
-    """Return a descriptor of an empty anonymous file, in memory if possible. Raises OSError."""
+    """Return a descriptor of a new, empty anonymous file, in memory if possible. Raises OSError."""
     if sys.platform == "darwin":
         import tempfile
 

@@ -1,4 +1,4 @@
-"""Functions of macOS's libSystem that Python's standard library lacks, declared as in macOS's public headers."""
+"""Call functions of macOS's libSystem that Python's standard library lacks, declared as in macOS's public headers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL:
 
 
 def sysctl_bytes(name: str, size: int = 8) -> bytes:
-    """Return a sysctl's raw value, empty if it does not exist."""
+    """Return a sysctl's raw value, or b"" if it does not exist."""
     value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
     if library().sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
         return b""
@@ -70,18 +70,18 @@ def sysctl_bytes(name: str, size: int = 8) -> bytes:
 
 
 def sysctl_number(name: str) -> int:
-    """Return a sysctl's integer value, 0 if it does not exist."""
+    """Return a sysctl's integer value, or 0 if it does not exist."""
     return int.from_bytes(sysctl_bytes(name), "little")
 
 
 def sysctl_text(name: str) -> str:
-    """Return a sysctl's text, empty if it does not exist."""
+    """Return a sysctl's text, or "" if it does not exist."""
     return sysctl_bytes(name, 256).split(b"\0")[0].decode("utf-8", "replace")
 
 
 def page_bytes() -> int:
     """Return the size of the pages that `vm_statistics` counts."""
-    # Under Rosetta (emulation of x86-64), the pages of the process are smaller.
+    # Under Rosetta (x86-64 emulation), the pages of the process itself are smaller.
     return ctypes.c_size_t.in_dll(library(), "vm_kernel_page_size").value
 
 

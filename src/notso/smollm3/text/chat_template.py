@@ -121,7 +121,7 @@ class ChatTemplate:
 
     def _check_output(self) -> None:
         specials = frozenset(self._specials)
-        question = f"probe {secrets.token_hex(8)}"  # random, so that it is in the output only if the template prints the message
+        question = f"probe {secrets.token_hex(8)}"  # random, so that no template contains it
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
         batch = [

@@ -1,4 +1,4 @@
-"""Write prompts as token ids: render messages, continue answers, and drop turns that exceed the context length."""
+"""Write prompts as token ids: render messages, continue answers, and drop turns if the prompt exceeds the context."""
 
 from __future__ import annotations
 

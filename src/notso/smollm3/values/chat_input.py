@@ -1,4 +1,4 @@
-"""Conversion of strings, mappings and Messages to a list of Messages."""
+"""Convert strings, mappings and Messages to a list of Messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from notso.smollm3.values.messages import ROLES, Message, Role, ToolCall
 from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# One turn, as a Message or in OpenAI's form.
+# One turn: a Message, or a mapping in OpenAI's form.
 Turn: TypeAlias = Message | Mapping[str, Any]
-# A string is one user message.
+# A string is treated as one user message.
 ChatInput: TypeAlias = str | Turn | Sequence[Turn]
 _CHAT_INPUT = "text, a message, or a list of messages"
 
@@ -24,7 +24,7 @@ def conversation(messages: ChatInput, *more: Turn) -> list[Message]:
 
     Mappings have OpenAI's form: `role`, `content` (text, text parts or, with `tool_calls`, None), `reasoning_content`,
     `tool_calls`, `tool_call_id`. Other keys are ignored. The role "developer" means "system". Raises
-    InvalidRequestError, which names the message.
+    InvalidRequestError with the message's position.
     """
     if isinstance(messages, str):
         messages = Message("user", messages)

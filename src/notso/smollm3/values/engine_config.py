@@ -1,4 +1,4 @@
-"""Engine configuration, as keyword arguments or JSON."""
+"""Configure an engine with keyword arguments or JSON."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 MAX_THREADS = 1024
 MAX_NUM_SEQS = 64
 
-DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk: about 100,000 tokens of the 3B model
+DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk; enough for about 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
-DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for prompt prefixes with a name (FixedPrefix.reading)
+DEFAULT_LIBRARY_BYTES = 20 * 10**9  # on disk, for named prompt prefixes (FixedPrefix.reading)
 
 DEVICES = "auto, cpu, cuda or cuda:N"
 
@@ -36,27 +36,26 @@ _NOT_IN_PATHS = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Settings of a loaded model; JSON-compatible.
+    """JSON-compatible settings of a loaded model.
 
     model: as in `Engine.load`. None: the demo model.
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
     document_tokens: if context_tokens is None, desired capacity for prompts with a fixed prefix, such as documents.
-        Capped at the trained context, and at what fits in half of the remaining memory. The cache memory is allocated
-        only when used.
+    Limited to the trained context and to half of the remaining memory. Cache memory is allocated only when used.
     threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
-        background, in a packed layout if the kernels support it. "auto" copies weights if possible and
-        worthwhile, and packs them if no operation gets slower.
-    kv: KV cache format. "auto": chosen for the model, context and memory.
-    max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
+        background, in a packed layout if the kernels support it. "auto" copies weights if possible and worthwhile, and
+        packs them if this makes no operation slower.
+    kv: KV cache format. "auto": selected according to model, context and memory.
+    max_num_seqs: maximum number of concurrent sequences. None: up to 16, as memory allows.
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
-    library_bytes: separate size limit, within cache_dir, for prefixes with a name (`FixedPrefix.reading`).
-    device: "cpu"; "cuda" or "cuda:N" (the GPU must be usable); or "auto": the first GPU, or the CPU if that GPU cannot
-        run the model. Results are the same on all devices.
+    library_bytes: separate limit in cache_dir for named prefixes (`FixedPrefix.reading`).
+    device: "cpu"; "cuda" or "cuda:N", which require a usable GPU; or "auto": the first GPU, or the CPU if that GPU
+    cannot run the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
-    chat_template_file: Jinja template used instead of the model file's.
+    chat_template_file: Jinja template that replaces the model file's.
     beside_bytes: memory planned for other engines in this process. If set, defaults that do not fit raise
         OutOfMemoryError instead of being reduced.
 
@@ -116,7 +115,7 @@ class EngineConfig:
         return asdict(self) | {"adapters": list(self.adapters)}
 
 
-expand_home = os.path.expanduser  # unlike Path.expanduser, it leaves the names of unknown users as they are
+expand_home = os.path.expanduser  # unlike Path.expanduser, this leaves names of unknown users unchanged
 
 
 class EngineSettings(TypedDict, total=False):
@@ -139,7 +138,7 @@ class EngineSettings(TypedDict, total=False):
 
 
 def is_device(name: object) -> bool:
-    """Return whether `name` has one of the forms in DEVICES."""
+    """Return whether `name` has a form in DEVICES."""
     return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
 
 
@@ -156,7 +155,7 @@ class AdapterSource:
 
     name: str
     path: str  # GGUF file or PEFT folder
-    scale: float = 1.0  # multiplies the scale in the file
+    scale: float = 1.0  # factor for the scale in the file
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
@@ -168,7 +167,7 @@ class AdapterSource:
         if not isinstance(self.path, str) or not self.path:
             raise InvalidRequestError(f"adapter {self.name} has no file", param="adapters")
         object.__setattr__(self, "path", expand_home(self.path))
-        # `math.isfinite` would raise OverflowError for an integer that no float can represent.
+        # `math.isfinite` would raise OverflowError for integers that are too large for a float.
         if not isinstance(self.scale, (int, float)) or not abs(self.scale) <= sys.float_info.max:
             raise InvalidRequestError(f"the scale of adapter {self.name} must be a number", param="adapters")
 
@@ -197,7 +196,7 @@ class AdapterInfo:
     name: str
     path: str
     scale: float
-    rank: int  # largest rank of its matrices
+    rank: int  # largest rank of any of its matrices
     size_bytes: int
     matrices: int
     digest: str = ""  # hash of the scaled values

@@ -1,4 +1,4 @@
-"""Events of an answer, the values in them, and the complete answer."""
+"""Define the events of an answer, the values in them, and the complete answer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the cache
+    cached_tokens: int = 0  # number of prompt tokens that were found in the cache
     prompt_ms: float = 0.0
     completion_ms: float = 0.0
     queue_ms: float = 0.0
-    drafted_tokens: int = 0  # draft tokens of speculative decoding, including `accepted_tokens`
+    drafted_tokens: int = 0  # number of draft tokens in speculative decoding, including `accepted_tokens`
     accepted_tokens: int = 0
 
     @property
@@ -52,7 +52,7 @@ class Usage:
 class Progress:
     """Progress of prefill."""
 
-    done_tokens: int  # including cached ones
+    done_tokens: int  # including cached tokens
     total_tokens: int
     cached_tokens: int
     tokens_per_s: float = 0.0  # excluding cached tokens; 0 until measured
@@ -67,7 +67,7 @@ class TokenLogprob:
     bytes: tuple[int, ...]
     # NaN for the first token of a prompt, because no logits precede it.
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # the most likely tokens, in descending order; may include this one
+    top: tuple[TokenLogprob, ...] = ()  # the most likely tokens, in descending order; may include this token
     id: int = -1  # -1: unknown
 
 
@@ -75,10 +75,10 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` for the initial queue position, then whenever the position changes
-    within the first 16 places; `started` if token ids are requested; events of the option `replay`; `progress`, and
-    `prompt` if requested, during prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`,
-    `tool_call` and `tokens` events; finally `usage` and `end`, or `error`.
+    Order: `trimmed` if turns were dropped; `queued` for the initial queue position and for each change within the first
+    16 places; `started` if token ids are requested; events of `replay`; `progress`, and `prompt` if requested, during
+    prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events;
+    finally `usage` and `end`, or `error`.
 
     Fields set for each kind:
 
@@ -91,7 +91,7 @@ class Event:
     tool_call_part: `text` (next part of the arguments of `begun_call`); `tokens`. Sent only if a grammar constrains
         calls. The tool_call with the same id follows unless the answer is cut off.
     tokens: `token_ids` generated since the last `tokens` event; `tokens`; `is_forced` if the engine inserted these
-        tokens to end the reasoning. Follows the events that contain these tokens' text.
+        tokens to end the reasoning. Sent after the events with these tokens' text.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
     progress, embedding, usage, error: the field with this name.
@@ -126,12 +126,12 @@ class Event:
 class Completion:
     """A complete answer; `str(completion)` is its text.
 
-    text: excludes reasoning, tool calls and the stop string.
+    text: without reasoning, tool calls and the stop string.
     reasoning: "" if there is none.
     finish_reason: "stop", "tool_calls", "length" (cut off by max_tokens or the context) or "cancelled" (stopped by a
         caller or by `close`).
     stop: matched stop string.
-    logprobs: those of the generated tokens, if requested.
+    logprobs: of the generated tokens, if requested.
     dropped_messages: how many of the oldest messages were omitted from the prompt.
     """
 
@@ -146,7 +146,7 @@ class Completion:
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
-        """Collect all events of an answer. Raises the error of an `error` event, or EngineError if `end` is missing."""
+        """Collect all events of an answer. Raises an `error` event's error, or EngineError if `end` is missing."""
         text, reasoning, calls = [], [], []
         logprobs: list[TokenLogprob] = []
         usage, dropped = None, 0

@@ -1,4 +1,4 @@
-"""Messages and tool calls, as immutable values."""
+"""Represent messages and tool calls as immutable values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. Control tokens in its text are treated as text."""
+    """One turn. Control tokens in its text are treated as plain text."""
 
     role: Role
     content: str
@@ -40,7 +40,7 @@ Tool = Mapping[str, Any]
 
 def thinking_set_by(system_text: object) -> bool | None:
     """Return False if a system message contains `/no_think`, True if it contains `/think`, else None."""
-    # The flags may be anywhere in the text, and take precedence over the request, as in SmolLM3's templates.
+    # As in SmolLM3's templates, the flags may be anywhere in the text and take precedence over the request.
     if not isinstance(system_text, str) or "/think" not in system_text.replace("/no_think", "/think"):
         return None
     return "/no_think" not in system_text

@@ -1,4 +1,4 @@
-"""Descriptions of a loaded model and its engine."""
+"""Describe a loaded model and its engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools disabled by /sy
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Planned memory in bytes; `source` describes what limits `available_bytes`."""
+    """Planned memory in bytes. `source` describes the limit of `available_bytes`."""
 
     weights_bytes: int
     kv_bytes: int
@@ -30,7 +30,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Description of a loaded model. Sizes in bytes and tokens."""
+    """Description of a loaded model."""
 
     name: str
     path: str
@@ -39,33 +39,33 @@ class ModelInfo:
     parameter_count: int
     context_tokens: int
     quantization: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
-    device: str = "cpu"  # or "cuda:0 (name)"
-    device_note: str = ""  # if the CPU replaces a GPU: the GPU's error
+    device: str = "cpu"  # "cpu" or, for example, "cuda:0 (name)"
+    device_note: str = ""  # if the CPU is used instead of a GPU, the GPU's error
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"
-    kv_bytes: int = 0  # reserved for keys and values
+    kv_bytes: int = 0  # memory reserved for keys and values
     max_num_seqs: int = 1
     num_hidden_layers: int = 0
-    layers_without_rope: tuple[int, ...] = ()  # NoPE
+    layers_without_rope: tuple[int, ...] = ()  # layers without rotary position embeddings (NoPE)
     chat_template: str = field(default="", repr=False)  # empty if the file has none
-    template_drops: tuple[str, ...] = ()  # parts that the template leaves out: LATER_SYSTEM, OVERRIDDEN_TOOLS
-    most_prompt_bytes: int = 0  # longer prompts never fit in the context; 0: unknown
-    sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
+    template_drops: tuple[str, ...] = ()  # parts that the template omits: LATER_SYSTEM, OVERRIDDEN_TOOLS
+    most_prompt_bytes: int = 0  # prompts with more bytes never fit in the context; 0: unknown
+    sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults; names as in SamplingParams
     license: str = ""  # license name given in the file
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
     arithmetic: str = ""  # engines with the same `arithmetic` compute the same logits, bit for bit; "": unknown
-    document_tokens: int = 0  # context for prompts with a fixed prefix; 0: the same as for other prompts
+    document_tokens: int = 0  # context for prompts with a fixed prefix; 0: as for other prompts
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the maximum number of tokens of prompt and answer together."""
+        """Return the maximum total number of prompt and answer tokens."""
         return max(self.document_tokens, self.context_tokens) if options.prefix is not None else self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReading:
-    """KV cache blocks of a named prompt prefix, on disk."""
+    """KV cache blocks on disk of a named prompt prefix."""
 
     blocks: int
     size_bytes: int
@@ -82,12 +82,12 @@ class PromptEstimate:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Current state, totals since loading, and mean rates of the last ten seconds of work."""
+    """Current state, totals since loading, and mean rates over the last ten seconds of work."""
 
     running: int = 0
     waiting: int = 0
     kv_blocks: int = 0
-    kv_blocks_used: int = 0  # blocks of running answers; cached blocks count as free
+    kv_blocks_used: int = 0  # number of blocks of running answers; cached blocks count as free
     kv_blocks_cached: int = 0
     steps_total: int = 0
     prompt_tokens_total: int = 0
@@ -102,7 +102,7 @@ class EngineStats:
 
 
 def dropped_parts(drops: Collection[str], roles: Sequence[str], first: str, has_tools: bool) -> Iterator[str]:
-    """Yield the parts of a conversation that a template with these `drops` leaves out."""
+    """Yield the parts of a conversation that a template with these `drops` omits."""
     if LATER_SYSTEM in drops and "system" in roles[1:]:
         yield LATER_SYSTEM
     if OVERRIDDEN_TOOLS in drops and has_tools and list(roles[:1]) == ["system"] and "/system_override" in first:

@@ -1,4 +1,4 @@
-"""Options of a request, and keyword arguments for options and sampling parameters."""
+"""Define the options of a request, and keyword arguments for options and sampling parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notso.text_file import is_unicode
 MAX_TOP_LOGPROBS = 20
 QUOTE_OF = "x-quote-of"
 """JSON Schema keyword that names the source from which a string must be quoted."""
-MAX_SOURCES = 999  # an answer refers to a source by a number of up to three digits
+MAX_SOURCES = 999  # answers refer to sources by numbers of up to three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
@@ -26,7 +26,7 @@ class Grammar:
     """Constraint on an answer. `source`: JSON schema, regular expression, JSON list of choices, GBNF or Lark."""
 
     kind: GrammarKind
-    source: str = ""  # unused for "json_object", which allows any JSON object
+    source: str = ""  # not used for "json_object", which allows any JSON object
 
     def __post_init__(self) -> None:
         require(isinstance(self.source, str), "grammar", "given as a string")
@@ -45,10 +45,10 @@ class FixedPrefix:
 
     message: index of the message in which the prefix ends.
     characters: number of leading characters of this message that belong to the prefix.
-    scope: requests with the same scope share the prefix's KV blocks, even if their owners differ. None: only requests
-        of the same owner do.
-    reading: name under which the blocks are kept on disk; unique per scope or, without a scope, per owner.
-        None: the blocks are cached like those of any conversation.
+    scope: requests with the same scope share the prefix's KV blocks, even if their owners differ. None: share only with
+    the same owner.
+    reading: name under which the blocks are kept on disk; unique per scope or, without a scope, per owner. None: cache
+    the blocks like those of any conversation.
 
     Raises InvalidRequestError.
     """
@@ -72,10 +72,9 @@ class FixedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The tokens that an answer begins with, as reported by `tokens` events.
-
-    closed_at: indexes in `ids` at which the engine ended the reasoning.
-    origin: value in the original answer's `started` event, which the new request's origin must equal. "": accept any.
+    """The first tokens of an answer, as reported by `tokens` events. closed_at: indexes in `ids` at which the engine
+    ended the reasoning. origin: origin in the original answer's `started` event, which the new origin must equal. "":
+    accept any.
 
     Raises InvalidRequestError.
     """
@@ -94,7 +93,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class QuoteSource:
-    """A text in the prompt that the answer can quote as `[[n: words]]`, where n is the source's number, starting at 1.
+    """A text in the prompt that the answer can quote as `[[n: words]]`, where n is the source's number, from 1.
 
     Structured output refers to `name` in `x-quote-of`.
 
@@ -121,17 +120,16 @@ class RequestOptions:
     """Options of `Engine.submit` other than sampling parameters.
 
     thinking: allow reasoning.
-    tools: tools that can be called.
-    tool_choice: "auto", "none", "required", or a ToolName (called once).
+    tools: tools that the model can call. tool_choice: "auto", "none", "required", or a ToolName (to be called once).
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". With required
         calls or a grammar, all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning or calls; a cut-off answer may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
-    prompt_logprobs: the same for prompt tokens, in `prompt` events; bypasses the cache.
+    prompt_logprobs: the same for prompt tokens, in `prompt` events, without using the cache.
     prompt_only: prefill without generating.
-    embedding: with prompt_only, report the prompt's mean last-layer hidden state, scaled to norm 1, in an
-        `embedding` event; bypasses the cache.
+    embedding: with prompt_only, report the prompt's mean last-layer hidden state, scaled to norm 1, in an `embedding`
+    event, without using the cache.
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
@@ -140,13 +138,13 @@ class RequestOptions:
     continue_last: extend the last assistant message, or its reasoning.
     when_full: if a conversation exceeds the context, reject it ("stop"), or drop the oldest turns ("drop_oldest").
     adapter: name of a loaded adapter.
-    logits_processors: names of processors, in order.
+    logits_processors: names of processors, in the order of application.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
-    replay: tokens that the answer begins with. Their events come first.
+    replay: first tokens of the answer. Their events are sent first.
     sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must occur in source n.
 
-    Raises InvalidRequestError, which names the option.
+    Raises InvalidRequestError with the option's name.
     """
 
     thinking: bool = True
@@ -211,7 +209,7 @@ class RequestOptions:
         require(is_name, "conversation", "text in valid Unicode")
 
     def require_for_prompt(self, *, is_text: bool) -> None:
-        """Raise InvalidRequestError for options that need messages."""
+        """Raise InvalidRequestError for options that require messages."""
         names = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
         for name in names:
             if getattr(self, name) != getattr(RequestOptions(), name):
@@ -258,7 +256,7 @@ _OPTIONS = frozenset(each.name for each in fields(RequestOptions))
 def apply_settings(
     params: SamplingParams | None, options: RequestOptions | None, settings: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Return params and options with `settings` applied. Raises UnknownOptionError or InvalidRequestError."""
+    """Apply `settings` to params and options. Raises UnknownOptionError or InvalidRequestError."""
     require_known(settings, _SAMPLING | _OPTIONS, "an answer")
     sampling = {name: value for name, value in settings.items() if name in _SAMPLING}
     if isinstance(sampling.get("stop"), str):
@@ -275,7 +273,7 @@ def apply_settings(
 def with_defaults(
     params: SamplingParams | None, options: RequestOptions | None
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Replace None with defaults. Raises InvalidRequestError for wrong types."""
+    """Replace None with defaults. Raises InvalidRequestError for invalid types."""
     params = SamplingParams() if params is None else params
     options = RequestOptions() if options is None else options
     if not isinstance(params, SamplingParams):
@@ -286,7 +284,7 @@ def with_defaults(
 
 
 def require_known(settings: Iterable[str], known: Iterable[str], subject: str) -> None:
-    """Raise UnknownOptionError for a name that is not in `known`."""
+    """Raise UnknownOptionError for names not in `known`."""
     names = sorted(known)
     for name in settings:
         if name not in names:

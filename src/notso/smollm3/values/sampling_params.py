@@ -1,4 +1,4 @@
-"""Validated sampling parameters."""
+"""Define and validate sampling parameters."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class OnPage:
 class Parameter:
     """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
-    openai, responses, anthropic, ollama: the API's names for the parameter, mapped to their documentation. None: the
-        field's name. Empty: not supported, or handled separately.
+    openai, responses, anthropic, ollama: the API's names for the parameter, with their documentation. None: the field's
+    name. Empty: not supported, or handled separately.
     """
 
     help: str = ""  # help text of the command-line option; empty: there is no option
-    metavar: str = ""  # placeholder in the help; default: derived from kind and range
+    metavar: str = ""  # placeholder in the help; by default derived from kind and range
     short: str = ""
     low: float = 0
     high: float = 1 << 31
@@ -55,7 +55,7 @@ class Parameter:
     ollama: Mapping[str, str] | None = None
     gguf: str = ""  # key in a model file, below general.sampling
     page: OnPage | None = None
-    # Set from the field of SamplingParams
+    # The following values are derived from the field of SamplingParams.
     name: str = ""
     default: Any = None
     kind: type = object  # for a list, the type of its items
@@ -82,15 +82,15 @@ _SEED = {"seed": "64-bit integer; the same seed and input give the same text; -1
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
+    """Sampling parameters. The defaults are SmolLM3's settings (temperature 0.6, top_p 0.95).
 
     PARAMETERS has the range and meaning of each field. None means no limit or, for seed, a random value. The same seed
     and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer (0: all). If
     a token would extend a repetition of at least `dry_allowed_length` tokens, DRY lowers its logit by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
-    given: fields that were set explicitly, possibly to their default. Other fields that have their default value take
-        the model file's value, if there is one (see `with_defaults`).
+    given: fields that were set explicitly, possibly to their default. Other fields with their default take the model
+    file's value, if any (see `with_defaults`).
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -337,7 +337,7 @@ class SamplingParams:
             raise InvalidRequestError("min_tokens must not exceed max_tokens", param="min_tokens")
 
     def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
-        """Return a copy in which fields that were not set take the values of `defaults`."""
+        """Return a copy in which fields that were not set have the values of `defaults`."""
         unset = {
             name: value
             for name, value in defaults.items()
@@ -439,6 +439,6 @@ def _integer(name: str, value: object, low: float, high: float) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # NaN is rejected, too, because it compares false with everything.
+    # NaN is also rejected, because all comparisons with NaN are false.
     fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     require(fits, name, f"a number from {low:g} to {high:g}")
