@@ -65,7 +65,7 @@ class MatcherProtocol(Protocol):
 
 
 class Place(NamedTuple):
-    """Position in a JSON text, relative to the start of the search. For other grammars, it is an approximation."""
+    """Position in a JSON text, relative to the start of the search; approximate for other grammars."""
 
     in_string: bool = False
     escaped: bool = False

@@ -55,8 +55,7 @@ class StructuredOutput:
         return False
 
     def must_end_reasoning(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in the remaining `left`
-        tokens."""
+        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
         return False
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
@@ -68,7 +67,7 @@ class StructuredOutput:
         return True
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Mask `token`, and possibly more, in the logits (V,) of `restrict` after `permits` has rejected it."""
+        """Mask the rejected `token`, and possibly others, in the logits (V,) of `restrict`."""
         return _mask(logits, [token])
 
     def consume(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
@@ -214,9 +213,9 @@ class StructuredCalls(StructuredOutput):
     constrains_tool_calls = True
 
     # A call must start with the special token of its opening tag. Tokens that would complete the tag as ordinary text
-    # are therefore masked. started: the beginning of the answer, if the prompt contains it. If it ends with an
-    # unfinished call that violates the grammar, InvalidRequestError is raised if is_strict is set; otherwise, this call
-    # is not constrained.
+    # are therefore masked.
+    # started: the beginning of the answer, if the prompt contains it. If it ends with an unfinished call that violates
+    # the grammar, InvalidRequestError is raised if is_strict is set; otherwise, this call is not constrained.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -373,8 +372,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: GrammarCompiler, started: str
 ) -> StructuredOutput | None:
-    # Constrains the tool names in calls, and the arguments of strict tools. If no tool is strict, returns None if the
-    # model has no token for calls or a tool has no name.
+    # Constrains the tool names in calls, and the arguments of strict tools. Without strict tools, the result is None if
+    # the model has no token for calls or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None

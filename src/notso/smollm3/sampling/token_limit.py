@@ -4,7 +4,7 @@ An ending is a sequence of tokens that completes the answer according to its gra
 length of the shortest ending. Near the limit, as soon as an ending that fits in the remaining tokens is known, a token
 is accepted only if such an ending is also found after the token.
 
-Far from the limit, the distance is estimated from the text of the grammar, without a search. It is also estimated by
+Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate says by
 how much one token can increase the distance, for example by opening an object with required members. The two estimates
 determine when a search is necessary. They tend to be too high, so that the search does not start too late. Near the
 limit, the last known ending is tried first and usually still works.
@@ -73,13 +73,12 @@ class GrammarExtent:
     answer: GrammarExtent | None = None  # estimates for an answer that may be given instead of tool calls
 
     def texts(self) -> list[str]:
-        """Return, for each string, a short text that satisfies its patterns and minimum length, or its format."""
+        """Return short texts that match a string's patterns and minimum length, or a format."""
         texts = [shortest_match(*each) for each in self.strings]
         return [*(text for text in texts if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens will remain at the next search. `left` tokens remain now, and an ending needs
-        `distance`."""
+        """Return how many tokens will remain at the next search. Now, `left` remain, and an ending needs `distance`."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -285,8 +284,7 @@ class _Ending(NamedTuple):
 
 
 class TokenLimit:
-    """Keeps one answer within its limit. Call `permits` with each sampled token and `consume` with each accepted
-    one."""
+    """Keeps an answer within its limit. Call `permits` for each sampled token and `consume` for each accepted one."""
 
     def __init__(
         self, endings: ShortestEndingSearch, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces

@@ -234,8 +234,7 @@ class BlockPool:
         self._windows[block] = self._free_windows.pop()
 
     def open_windows(self, blocks: Sequence[int], start: int, rows: int) -> None:
-        """Assign windows to the first block and to those that a step writes, and free the windows of the blocks in
-        between."""
+        """Assign windows to the first block and those that a step writes, and free those of the blocks in between."""
         if not self.has_windows:
             return
         first, last = start // BLOCK_TOKENS, (start + rows - 1) // BLOCK_TOKENS

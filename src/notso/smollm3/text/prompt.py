@@ -203,7 +203,7 @@ class PromptWriter:
 
 
 def validate_ids(ids: Sequence[int], vocab_size: int, *, least: int = 1) -> list[int]:
-    """Return token ids as a list. Raises InvalidRequestError if any is invalid, or for fewer than `least`."""
+    """Return valid ids as a list. Raises InvalidRequestError for invalid ids or fewer than `least`."""
     try:
         if len(ids) < least:
             raise InvalidRequestError("the prompt has no tokens", param="messages")

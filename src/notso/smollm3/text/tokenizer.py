@@ -114,9 +114,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build a tokenizer from metadata and, if it exists, the `tokenizer.json` next to `path`.
+        """Build a tokenizer from metadata and any `tokenizer.json` next to `path`.
 
-        Raises ModelFileError, for example if the tokens of both differ.
+        Raises ModelFileError, for example if their tokens differ.
         """
         kind = metadata.get("tokenizer.ggml.model")
         if kind != "gpt2":
@@ -155,8 +155,8 @@ class Tokenizer:
     def encode_runs(self, runs: Sequence[tuple[str, bool]], most_tokens: int | None = None) -> list[int]:
         """Encode (text, special) runs; each ordinary run is encoded separately.
 
-        Raises InvalidRequestError for an unknown special token, and ContextLengthError if there are more than
-        COUNTED_TIMES * `most_tokens` ids.
+        Raises InvalidRequestError for an unknown special token, and ContextLengthError for more than COUNTED_TIMES *
+        `most_tokens` ids.
         """
         ids: list[int] = []
         for batch in _batches(runs):
@@ -223,7 +223,7 @@ def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, b
 
 
 class TokenStream:
-    """Incremental decoder. Its pieces, when joined, equal the result of `decode` for all ids."""
+    """Incremental decoder. The joined pieces equal `decode` of all ids."""
 
     # The bytes of an incomplete character are held back; bytes that cannot be part of a character become U+FFFD.
     def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:

@@ -80,7 +80,7 @@ class Event:
     prefill; `embedding` if requested; then `reasoning`, `text`, `tool_call_part`, `tool_call` and `tokens` events;
     finally `usage` and `end`, or `error`.
 
-    Fields set for each kind:
+    Fields by kind:
 
     queued: `place` (1 is next).
     started: `origin` (a digest of the prompt's ids, the model, the adapter, the KV format and the version of the

@@ -44,7 +44,7 @@ class FixedPrefix:
     """The fixed beginning of a prompt, such as documents.
 
     message: index of the message in which the prefix ends.
-    characters: number of leading characters of this message that belong to the prefix.
+    characters: number of its leading characters that belong to the prefix.
     scope: requests with the same scope share the prefix's KV blocks, even if their owners differ. None: share only with
     the same owner.
     reading: name under which the blocks are kept on disk; unique per scope or, without a scope, per owner. None: cache
@@ -73,7 +73,7 @@ class FixedPrefix:
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The first tokens of an answer, as reported by `tokens` events. closed_at: indexes in `ids` at which the engine
-    ended the reasoning. origin: origin in the original answer's `started` event, which the new origin must equal. "":
+    ended the reasoning. origin: value in the original `started` event, which the new request's origin must equal. "":
     accept any.
 
     Raises InvalidRequestError.
@@ -120,16 +120,16 @@ class RequestOptions:
     """Options of `Engine.submit` other than sampling parameters.
 
     thinking: allow reasoning.
-    tools: tools that the model can call. tool_choice: "auto", "none", "required", or a ToolName (to be called once).
+    tools: tools that the model can call. tool_choice: "auto", "none", "required", or a ToolName (called once).
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". With required
         calls or a grammar, all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning or calls; a cut-off answer may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
-    prompt_logprobs: the same for prompt tokens, in `prompt` events, without using the cache.
+    prompt_logprobs: the same for prompt tokens, in `prompt` events, without the cache.
     prompt_only: prefill without generating.
     embedding: with prompt_only, report the prompt's mean last-layer hidden state, scaled to norm 1, in an `embedding`
-    event, without using the cache.
+    event, without the cache.
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
@@ -138,7 +138,7 @@ class RequestOptions:
     continue_last: extend the last assistant message, or its reasoning.
     when_full: if a conversation exceeds the context, reject it ("stop"), or drop the oldest turns ("drop_oldest").
     adapter: name of a loaded adapter.
-    logits_processors: names of processors, in the order of application.
+    logits_processors: names of processors, in order of application.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
     replay: first tokens of the answer. Their events are sent first.

@@ -34,7 +34,7 @@ class OnPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
+    """Metadata of a sampling parameter for the command line, APIs, docs and settings page.
 
     openai, responses, anthropic, ollama: the API's names for the parameter, with their documentation. None: the field's
     name. Empty: not supported, or handled separately.
@@ -84,9 +84,9 @@ _SEED = {"seed": "64-bit integer; the same seed and input give the same text; -1
 class SamplingParams:
     """Sampling parameters. The defaults are SmolLM3's settings (temperature 0.6, top_p 0.95).
 
-    PARAMETERS has the range and meaning of each field. None means no limit or, for seed, a random value. The same seed
-    and input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer (0: all). If
-    a token would extend a repetition of at least `dry_allowed_length` tokens, DRY lowers its logit by
+    PARAMETERS has each field's range and meaning. None means no limit or, for seed, a random value. The same seed and
+    input give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer (0: all). If a
+    token would extend a repetition of at least `dry_allowed_length` tokens, DRY lowers its logit by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
     given: fields that were set explicitly, possibly to their default. Other fields with their default take the model

@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repetition. `most` is None if there is no limit."""
+    """Repetition. `most` is None if unlimited."""
 
     body: Node
     least: int
@@ -102,8 +102,8 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def plain_pattern(node: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return a pattern for texts that begin with a match of `node`. Return None if `node` has classes that `write`
-    cannot express, or assertions other than a final `$`."""
+    """Return a pattern for texts that begin with a match of `node`, or None if `node` has classes that `write` cannot
+    express, or assertions other than a final `$`."""
     text = _plain_text(node, write)
     return None if text is None else f"^(?:{text})"
 

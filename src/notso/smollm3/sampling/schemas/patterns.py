@@ -124,8 +124,8 @@ def has_lookaround(pattern: str) -> bool:
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
-    """Return patterns in the library's dialect that together are equivalent to `pattern`: texts must match all of them.
-    Raises PatternError.
+    """Return patterns in the library's dialect. `pattern` matches the texts that match all of them. Raises
+    PatternError.
 
     Takes linear time, plus limited time for lookarounds.
     """
@@ -163,7 +163,7 @@ def complement(pattern: str) -> str | None:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether `text` matches `pattern` (in the library's dialect), or False if this is unknown."""
+    """Return whether `text` matches `pattern` (in the library's dialect), or False if unknown."""
     try:
         return is_whole_match(_parse_converted(pattern).search_node, text)
     except (PatternError, TooLargeError):

@@ -59,7 +59,7 @@ DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
-    """Return whether a document uses draft 7 or an older draft, in which keywords next to `$ref` are ignored."""
+    """Return whether a document uses draft 7 or older, in which keywords next to `$ref` are ignored."""
     dialect = document.get("$schema")
     return isinstance(dialect, str) and any(draft in dialect for draft in _OLD_DRAFTS)
 
@@ -155,7 +155,7 @@ CONTAINED_WITHIN = 4
 
 
 def array_containing(item: Schema, least: int) -> Schema:
-    """Return a schema that requires one of the first items of an array to match `item`.
+    """Return a schema that requires one of an array's first items to match `item`.
 
     If `least` > 1, all of the first `least` items must match.
     """
@@ -199,7 +199,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 def distinct_arrays(values: Sequence[Any], least: int, most: float) -> Schema | None:
     """Return a schema that requires arrays to consist of distinct `values`, or None if there are too many combinations.
 
-    If there are too many permutations, the items must be in the same order as in `values`.
+    If there are too many permutations, the items must be in the order of `values`.
     """
     sizes = range(least, int(min(most, len(values))) + 1)
     count = len(values)
