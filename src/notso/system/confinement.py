@@ -167,8 +167,7 @@ class ConfinedProcess:
         return b"".join(self.pieces())
 
     def extend_limits(self, seconds: int) -> None:
-        """Extend the CPU and wall time limits by `seconds`, by at most `more_cpu_s` in total. Has no effect on
-        macOS."""
+        """Extend the CPU and wall time limits by `seconds`, at most `more_cpu_s` in total. No effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
             import resource

@@ -2,8 +2,8 @@
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. As in Hugging Face's generation, for which SmolLM3's recommended
-settings were chosen, temperature precedes the filters. typical_p and XTC are applied at the same positions as in
-llama.cpp. They have a separate code path (`apply_filters`), so that other requests are not slowed down.
+settings were chosen, temperature precedes the filters. typical_p and XTC have the same positions among the filters as
+in llama.cpp. They have a separate code path (`apply_filters`), so that other requests are not slowed down.
 
 The random numbers depend only on the seed and the position.
 

@@ -157,8 +157,7 @@ class BlockPool:
         return children.get(tuple(tokens)) if children else None
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the block after `parent_hash` with the longest common prefix with `tokens`, and its length, or (-1,
-        0)."""
+        """Return the block after `parent_hash` that shares the most leading `tokens`, and their number, or (-1, 0)."""
         # If the pool has windows, a block can be used in part only from its window.
         best, most = -1, 0
         for candidate, block in self._children.get(parent_hash, {}).items():
@@ -188,8 +187,8 @@ class BlockPool:
         return len(cached)
 
     def claim(self, block: int, length: int) -> bool:
-        """Acquire a block for appending if it is unreferenced and has `length` tokens. The caller must register it
-        again."""
+        """Acquire a block for appending if it is unreferenced and has `length` tokens. The caller must reregister
+        it."""
         entry = self._blocks[block]
         if entry.references or len(entry.tokens) != length:
             return False
@@ -210,7 +209,7 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation or reading, and its blocks unless `survives_eviction`."""
+        """Remove a conversation or reading, and its blocks except those that survive (see `survives_eviction`)."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)

@@ -304,8 +304,8 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        # A block of which only the first tokens match is copied. If all of its tokens match and it is not in use, it is
-        # extended in place.
+        # A block whose first tokens match is copied, or extended in place if all of its tokens match and it is not in
+        # use.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)
         stored = self._offload.partial(sequence.next_parent) if self._offload is not None else []

@@ -42,7 +42,7 @@ class EngineConfig:
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
     document_tokens: if context_tokens is None, desired capacity for prompts with a fixed prefix, such as documents.
-    Limited to the trained context and to half of the remaining memory. Cache memory is allocated only when used.
+        Limited to the trained context and to half of the remaining memory. Cache memory is allocated only when used.
     threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
         background, in a packed layout if the kernels support it. "auto" copies weights if possible and worthwhile, and
@@ -53,7 +53,7 @@ class EngineConfig:
     cache_dir: private folder for up to `cache_bytes` of KV blocks, which survive restarts. None: no disk cache.
     library_bytes: separate limit in cache_dir for named prefixes (`FixedPrefix.reading`).
     device: "cpu"; "cuda" or "cuda:N", which require a usable GPU; or "auto": the first GPU, or the CPU if that GPU
-    cannot run the model. Results are the same on all devices.
+        cannot run the model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
     chat_template_file: Jinja template that replaces the model file's.
     beside_bytes: memory planned for other engines in this process. If set, defaults that do not fit raise

@@ -46,9 +46,9 @@ class FixedPrefix:
     message: index of the message in which the prefix ends.
     characters: number of its leading characters that belong to the prefix.
     scope: requests with the same scope share the prefix's KV blocks, even if their owners differ. None: share only with
-    the same owner.
+        the same owner.
     reading: name under which the blocks are kept on disk; unique per scope or, without a scope, per owner. None: cache
-    the blocks like those of any conversation.
+        the blocks like those of any conversation.
 
     Raises InvalidRequestError.
     """
@@ -72,9 +72,10 @@ class FixedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The first tokens of an answer, as reported by `tokens` events. closed_at: indexes in `ids` at which the engine
-    ended the reasoning. origin: value in the original `started` event, which the new request's origin must equal. "":
-    accept any.
+    """The first tokens of an answer, as reported by `tokens` events.
+
+    closed_at: indexes in `ids` at which the engine ended the reasoning.
+    origin: value in the original `started` event, which the new request's origin must equal. "": accept any.
 
     Raises InvalidRequestError.
     """
@@ -120,7 +121,8 @@ class RequestOptions:
     """Options of `Engine.submit` other than sampling parameters.
 
     thinking: allow reasoning.
-    tools: tools that the model can call. tool_choice: "auto", "none", "required", or a ToolName (called once).
+    tools: tools that the model can call.
+    tool_choice: "auto", "none", "required", or a ToolName (called once).
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". With required
         calls or a grammar, all schemas are enforced.
@@ -129,7 +131,7 @@ class RequestOptions:
     prompt_logprobs: the same for prompt tokens, in `prompt` events, without the cache.
     prompt_only: prefill without generating.
     embedding: with prompt_only, report the prompt's mean last-layer hidden state, scaled to norm 1, in an `embedding`
-    event, without the cache.
+        event, without the cache.
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.

@@ -90,7 +90,7 @@ class SamplingParams:
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
     given: fields that were set explicitly, possibly to their default. Other fields with their default take the model
-    file's value, if any (see `with_defaults`).
+        file's value, if any (see `with_defaults`).
 
     Raises InvalidRequestError with the field as `param`.
     """

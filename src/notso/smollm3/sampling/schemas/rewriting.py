@@ -555,8 +555,9 @@ class SchemaRewriter:
 
     def _evaluated(self, schema: Any, path: str, depth: int, *, is_own: bool = False) -> Iterator[_Case]:
         # is_own: whether the keyword at `path` is in `schema` itself, not in a schema that contains or refers to
-        # `schema`. Branches are rewritten at the current depth, because they may contain this keyword again. Pointers
-        # are shortened, because they would grow with the depth.
+        # `schema`.
+        # Branches are rewritten at the current depth, because they may contain this keyword again. Pointers are
+        # shortened, because they would grow with the depth.
         self._count_steps()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} has a circular reference, or is nested too deeply")

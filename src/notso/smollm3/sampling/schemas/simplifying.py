@@ -150,8 +150,8 @@ class ObjectCloser:
 
     # A definition that alone describes a value is closed separately. If several schemas describe the same value, they
     # are closed together, and their references lead to copies of definitions that stay open.
-    # declared: Python `id()`s of the values of `properties`, except in conditions, which only test objects. negation:
-    # resolves references to the open definitions.
+    # declared: Python `id()`s of the values of `properties`, except in conditions, which only test objects.
+    # negation: resolves references to the open definitions.
     # refusal: returns the error for a `oneOf` with options that overlap.
 
     def __init__(
