@@ -14,7 +14,7 @@ PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens of a request. `blocks` hold the keys and values of the first `computed` tokens."""
+    """Tokens of a request. `blocks` holds the keys and values of the first `computed` tokens."""
 
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
@@ -44,7 +44,7 @@ class Sequence:
     # Whether it was preempted after it had started. `cached` then stays unchanged, because cached blocks may be its
     # own.
     returned: bool = False
-    is_evicted: bool = False  # if the conversation or reading was evicted, no further blocks are registered
+    is_evicted: bool = False  # whether its conversation or reading was evicted; if so, no further blocks are registered
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -117,7 +117,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Loads block `hash` or, if `is_partial`, the partial block after it from disk."""
+    """Loads from disk block `hash` or, if `is_partial`, the partial block after it."""
 
     sequence: Sequence
     block: int

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
-import jinja2.debug  # otherwise imported at the first error, when the child can no longer open files
+import jinja2.debug  # would otherwise be imported at the first error, when the child can no longer open files
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined value. An undefined name can be tested but not used; a missing key yields an empty text."""
+    """Undefined value. An undefined name can be tested but not used; a missing key yields empty text."""
 
     __slots__ = ()
 

@@ -37,7 +37,7 @@ class Parameter:
     """Metadata of a sampling parameter for the command line, APIs, docs and settings page.
 
     openai, responses, anthropic, ollama: the API's names for the parameter, with their documentation. None: the field's
-    name. Empty: not supported, or handled separately.
+        name. Empty: not supported, or handled separately.
     """
 
     help: str = ""  # help text of the command-line option; empty: there is no option

@@ -76,8 +76,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "hostname": {"format": "hostname", "pattern": "^(?:-?[a-zA-Z0-9.])+$", "maxLength": 253},
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uuid", "uri")},
 }
-"""The formats that are enforced, expressed in keywords of the library. Other formats are annotations, as in the
-standard.
+"""The enforced formats, expressed in keywords of the library. Other formats are annotations, as in the standard.
 
 Dates and times follow RFC 3339, but without leap seconds and the year 0; the library itself would allow February 29 in
 any year. Host names cannot have adjacent hyphens, which would start an encoded label.
@@ -313,7 +312,7 @@ class Simplifier:
         is_range = not schema.keys() & {"const", "enum"}
         for keyword, value in self._with_disjoint_names(self._without_implied_type(schema)).items():
             if keyword == "additionalProperties" and (value is True or value == {}):
-                continue  # was only needed to keep the object open
+                continue  # this was needed only to keep the object open
             if keyword in ONE:
                 simplified[keyword] = self._simplified(value)
             elif keyword in MANY:
