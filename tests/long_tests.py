@@ -215,7 +215,7 @@ WHOLE_TEXT = frozenset({"commands", "growth", "check", "docs", "plants"})
 """Groups that read source files or help texts, so that comments and docstrings can change their results."""
 
 STRING = rb"""'{3}(?:\\.|[^\\])*?'{3}|"{3}(?:\\.|[^\\])*?"{3}|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*\""""
-STRING_OR_COMMENT = re.compile(rb"(?P<string>%s)|\n?[ \t]*#[^\n]*" % STRING, re.DOTALL)
+STRING_OR_OMITTED = re.compile(rb"(?P<string>%s)|\n?[ \t]*#[^\n]*|\n[ \t]*(?=\n)" % STRING, re.DOTALL)
 
 THINNED: dict[str, dict[str, dict[str, int]]] = {
     "engine": {
@@ -547,7 +547,7 @@ def is_long(group: str) -> bool:
 
 
 def code(source: bytes) -> bytes:
-    """Return a Python file without comments and docstrings."""
+    """Return a Python file without comments, docstrings and blank lines."""
     lines = source.split(b"\n")
     kept: list[bytes | None] = [*lines]
     for node in ast.walk(ast.parse(source)):
@@ -556,7 +556,7 @@ def code(source: bytes) -> bytes:
             if not lines[first][: node.col_offset].strip():
                 kept[first:last] = [None] * (last - first)
     without_docstrings = b"\n".join(line for line in kept if line is not None)
-    return STRING_OR_COMMENT.sub(lambda found: found["string"] or b"", without_docstrings)
+    return STRING_OR_OMITTED.sub(lambda found: found["string"] or b"", without_docstrings).strip()
 
 
 @cache

@@ -151,6 +151,7 @@ def test_comments_and_docstrings_make_no_long_tests_due(tmp_path: Path, monkeypa
         "before": before,
         "comment": before.replace("# why\n    ", "").replace("# how", "# otherwise"),
         "docstring": before.replace("Return # nothing.", "Return\n\n    nothing."),
+        "blank": "\n" + before.replace("    # why", "\n    # why\n"),
         "string": before.replace('"#"', '"# "'),
         "number": before.replace("1", "2"),
     }.items():
@@ -159,4 +160,4 @@ def test_comments_and_docstrings_make_no_long_tests_due(tmp_path: Path, monkeypa
         digests[name] = [long_tests.digest(group) for group in ("chaos", "commands")]
     long_tests.content.cache_clear()
     code, text = zip(*digests.values(), strict=True)
-    assert code[0] == code[1] == code[2] and len({*code}) == 3 and len({*text}) == 5
+    assert code[0] == code[1] == code[2] == code[3] and len({*code}) == 3 and len({*text}) == 6
