@@ -336,7 +336,7 @@ def test_doctor_reports_problems(notso: Run, small_model: Path, monkeypatch: pyt
         "plugins", "postgresql", "confinement", "versions",
     }  # fmt: skip
     assert told["kernels"]["status"] == "ok"
-    assert "fastest kernels of this CPU" in told["kernels"]["message"]
+    assert "fastest kernels for this CPU" in told["kernels"]["message"]
     assert str(small_model) in told["model"]["message"]
 
     monkeypatch.setenv("NOTSO_KERNELS", "mmx")

@@ -134,6 +134,4 @@ def _download_backup(server: str, key: str, target: Path) -> None:
     with target.open("rb") as copy:
         # If the key is invalid, the server may return its sign-in page instead of a backup.
         if copy.read(16) != b"SQLite format 3\0":
-            raise WebError(
-                f"{server} returned something other than a backup; it may require an API key (--api-key-file)"
-            )
+            raise WebError(f"{server} did not return a backup; the server may require an API key (--api-key-file)")

@@ -164,7 +164,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
         if address is None:
             stop_requested.wait()
             with contextlib.suppress(OSError):  # the terminal may be closed
-                terminal.note("Stopping: the replicas complete running requests first.")
+                terminal.note("Stopping: the replicas finish the requests in progress first.")
             control.shut_down()
         elif not is_up:
             terminal.note(

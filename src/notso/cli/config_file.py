@@ -77,8 +77,8 @@ def _expand_home(parameter: Any, value: Any) -> Any:
 
 
 def _expected(parameter: Any, value: Any) -> str | None:
-    # Without this check, typer would convert values of nearly any type, such as `true` to port 1. Strings are
-    # accepted, because typer parses them like arguments.
+    # Without this check, typer would convert values of nearly any type: for example, `true` to port 1. Strings
+    # are accepted, because typer parses them like arguments.
     if parameter.multiple or parameter.nargs != 1:
         matches = isinstance(value, list) and all(_expected_one(parameter, each) is None for each in value)
         return None if matches else "a list"

@@ -181,7 +181,7 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("fail", "kernels", str(error), advice)
         return
     chosen = kernel_choice.kernels()
-    reason = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels of this CPU"
+    reason = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels for this CPU"
     choices = ", ".join(kernel_choice.available_kernels())
     packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "none"
     if packed != "none" and not kernel_choice.packs_by_default():
@@ -213,7 +213,7 @@ def _gpu() -> Iterator[Finding]:
             gpu, CPU.configured(), [FORMATS_BY_NAME[name] for name in ("Q4_K", "Q6_K", "Q8_0")]
         )
     except DeviceError as error:
-        yield Finding("warn", "gpu", f"{error}; using the CPU", "check GPU and driver with `nvidia-smi`")
+        yield Finding("warn", "gpu", f"{error}; using the CPU", "check the GPU and its driver with `nvidia-smi`")
         return
     what = f"{gpu.name}, {terminal.gigabytes(gpu.memory().available_bytes)} free, {gpu.kernels}"
     if found:
@@ -286,7 +286,9 @@ def _disk() -> Iterator[Finding]:
         yield Finding("warn", "disk", f"{folder} is not writable", "set HF_HOME to a writable folder")
     elif free < needed and registry.find_local(registry.KNOWN_FILES[0]) is None:
         missing = terminal.gigabytes(needed - free)
-        yield Finding("warn", "disk", message, f"free up another {missing}, or set HF_HOME to a larger disk")
+        yield Finding(
+            "warn", "disk", message, f"free up another {missing}, or set HF_HOME to a folder on a larger disk"
+        )
     else:
         yield Finding("ok", "disk", message)
 

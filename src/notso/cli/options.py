@@ -125,7 +125,7 @@ Weights = Annotated[
 ]
 KV = Annotated[
     KVChoice,
-    env_option("--kv", variable="NOTSO_KV", help="KV cache type; auto: set by model, context and memory."),
+    env_option("--kv", variable="NOTSO_KV", help="KV cache type; auto: chosen to suit model, context and memory."),
 ]
 MaxNumSeqs = Annotated[
     int | None,

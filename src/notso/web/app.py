@@ -335,14 +335,14 @@ def create_app(
 
 
 async def drain_work(parts: Components, cause: str = "requested") -> None:
-    """Finish or stop running work before shutdown; return when everything is saved."""
+    """Finish or stop work in progress before shutdown; return when everything is saved."""
     logger.warning("the server is stopping: %s", cause)
     # Make /health fail first, so that a proxy stops sending requests while the server still admits them.
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
-    parts.chat.turns.interrupt_all(asking_only=True)  # another process continues turns that wait for input
+    parts.chat.turns.interrupt_all(asking_only=True)  # another process can continue turns that wait for input
     try:
         async with asyncio.timeout(parts.shared.settings.drain_seconds):
             await _wait_for_all(parts)
@@ -381,8 +381,8 @@ def _create_components(
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     ChatMarkNotifier(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    # These counters are separate from RateLimit's: client addresses could fill a table that both use, and
-    # all further addresses and keys would then share one counter.
+    # These counters are separate from RateLimit's. If both used one table, client addresses could fill it, and all
+    # further addresses and keys would share one counter.
     counters = counters_at(settings.valkey_url)
     sign_in = sign_in_methods(settings, plugins, configure_access_store(settings, store), counters, exchange)
     requests.quotas = sign_in.accounts
@@ -510,8 +510,8 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _expects_json(request: Request, error: Exception) -> bool:
-    # A client that requests an unknown path is probably an API client with a wrong base URL, which would show its user
-    # the HTML of an error page.
+    # A client that requests an unknown path is probably an API client with a wrong base URL. It would show its user the
+    # HTML of an error page.
     accept = request.headers.get("accept", "")
     return "text/html" not in accept and (isinstance(error, HTTPException) or "application/json" in accept)
 

@@ -29,7 +29,7 @@ async def locate_citations(
 ) -> tuple[Citation, ...]:
     """Locate an answer's quotations, which refer by number to the documents of its prompt.
 
-    Also returns long texts in ordinary quotation marks that are in no document.
+    Also returns long passages in ordinary quotation marks if they occur in none of the documents.
     """
     marks = [each for each in find_marked_quotes(answer) if each.number]
     claims = list(find_claims(answer))

@@ -71,7 +71,7 @@ class ToolCalls:
 
     @property
     def spent(self) -> bool:
-        """Whether all rounds are used up: MAX_ROUNDS, and one more in which every call fails."""
+        """Whether more than MAX_ROUNDS rounds were used; every call of the additional round fails."""
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
