@@ -328,7 +328,7 @@ def test_keywords_without_effect_are_reported() -> None:
                 "properties": {f"p{n}": {"unevaluatedProperties": False, "$ref": "#/$defs/long"} for n in range(200)},
                 "$defs": {"long": {"anyOf": [dict.fromkeys(map(str, range(10_000)), 0)]}},
             },
-            "too long to be enforced",
+            "too long to enforce",
         ),
         ({"anyOf": [{"contains": {"unevaluatedProperties": False, "$ref": "#"}}]}, "circular|nested"),
         (
@@ -397,7 +397,7 @@ def test_pointers_do_not_grow_while_branches_are_rewritten() -> None:
 
 def test_required_contained_items_are_limited_before_they_are_listed() -> None:
     tracemalloc.start()
-    with pytest.raises(InvalidRequestError, match="too long to be enforced"):
+    with pytest.raises(InvalidRequestError, match="too long to enforce"):
         enforced_schema({"contains": {}, "minContains": 1_000_000}, "grammar")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -440,7 +440,7 @@ def test_exponential_schemas_are_refused_with_bounded_memory() -> None:
     either = [{"anyOf": [{}, {}]}] * 15
     schema = {"allOf": [{"properties": names, "allOf": either}], "unevaluatedProperties": False}
     tracemalloc.start()
-    with pytest.raises(InvalidRequestError, match=r"too long to be enforced|more than 64 cases"):
+    with pytest.raises(InvalidRequestError, match=r"too long to enforce|more than 64 cases"):
         enforced_schema(schema, "grammar")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
