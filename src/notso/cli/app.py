@@ -225,7 +225,7 @@ def _flush(code: int) -> int:
         terminal.abandon_stdout()
         reported = code
         code, line = exit_codes.explain(error)
-        if code != reported:  # otherwise, the error was already reported when the command wrote to stdout
+        if code != reported:  # if equal, the error was probably reported when the command wrote to stdout
             terminal.print_error(line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()

@@ -86,8 +86,8 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Any:
 
     from notso.web.values.settings import is_loopback
 
-    # For loopback addresses, ignore the proxies set in environment variables: a proxy cannot connect to this machine's
-    # loopback addresses, and it would receive the API key.
+    # For loopback addresses, ignore the proxies set in environment variables: they may be unable to connect to
+    # this machine's loopback addresses, and would receive the API key.
     own_proxies = [ProxyHandler({})] if is_loopback(urlsplit(url).hostname or "") else []
     return build_opener(*own_proxies).open(Request(url, headers=dict(headers)), timeout=timeout)
 

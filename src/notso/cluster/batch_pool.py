@@ -1,4 +1,4 @@
-"""Run batch inference on several machines with Ray Data, which repeats the work of engines that have failed."""
+"""Run batch inference on several machines with Ray Data, which repeats the work of engines that are lost."""
 
 from __future__ import annotations
 

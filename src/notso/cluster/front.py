@@ -1,8 +1,8 @@
 """ASGI layers: one between Ray Serve and the application in a replica, and one in Serve's proxy.
 
 In a replica, `ReplicaMiddleware` delays startup until the model is loaded, and sets a cookie that directs a browser's
-later requests to the same replica. It also limits the duration of the page's event stream, because a stopping replica
-waits until its running requests have ended.
+later requests to one replica, not necessarily this one. It also limits the duration of the page's event stream, because
+a stopping replica waits until its running requests have ended.
 
 In the proxy, `AffinityMiddleware` adds a session id, which makes Serve send all requests of a client to the same
 replica. That replica has the client's conversations in its cache.

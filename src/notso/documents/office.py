@@ -1,4 +1,4 @@
-"""Read PPTX, OpenDocument, EPUB and FB2 as streams; also contains parts of the DOCX reader."""
+"""Read PPTX, OpenDocument, EPUB and FB2 as streams. Parts of this module also serve DOCX and XLSX."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ODF_OMITTED = {
     *("tracked-changes", "annotation", "sequence-decls", "automatic-styles", "number", "desc", "binary-data"),
     *("header-decl", "footer-decl", "date-time-decl"),
 }
-# Elements, and the value of `display` that hides their text.
+# Elements of a style, and the value of `display` with which they hide text that has the style.
 _ODF_HIDING = (("text-properties", "none"), ("table-properties", "false"))
 
 
@@ -265,7 +265,8 @@ def read_odf(file: BinaryIO, warnings: list[str]) -> Iterator[str]:
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     styles = _ODFStyles()
-    styles.read(optional_events(archive, "styles.xml"), "automatic-styles")  # styles of headers and footers
+    # The automatic styles in styles.xml are those of headers and footers, so reading stops before them.
+    styles.read(optional_events(archive, "styles.xml"), "automatic-styles")
     styles.read(xml_events(archive.pieces("content.xml")), "body")
     events = dropwhile(_is_before_body, xml_events(archive.pieces("content.xml")))
     yield from _ODFReader(styles, events, archive).read()
@@ -672,7 +673,7 @@ class _ODFNumbers:
         if event.name == "list":
             style, numbers = self._open[-1] if self._open else ("", None)
             style = given.get("style-name", style)
-            if numbers is not None and item is None:  # another list precedes this one in the item
+            if numbers is not None and item is None:  # text or another list precedes this one in the item
                 numbers.restart(len(self._open))
             elif numbers is None and given.get("continue-numbering") == "true":
                 numbers = self._by_style.get(style)

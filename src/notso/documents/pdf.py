@@ -48,7 +48,7 @@ _FROM_THE_RIGHT = re.compile("[\u0591-\u05f4\u0620-\u065f\u066e-\u08ff\ufb1d-\uf
 _NUMBER = re.compile(r"(?<=\S)(\r\n)?([-+\u2212]?[0-9]+)(?=(\r\n)?)")
 _DENOMINATOR = re.compile("[/\u2044][0-9]+")
 # Limits on the height, rise and distance of a superscript, and on the width of a space, relative to the height of the
-# character before it. Text beside a drop cap is raised less than a superscript.
+# character before it. Text beside a drop cap is smaller than a superscript.
 MIN_SUPERSCRIPT_HEIGHT, MAX_SUPERSCRIPT_HEIGHT, MIN_RISE, MAX_GAP, MIN_SPACE = 0.45, 0.9, 0.15, 0.35, 0.15
 MAX_FIELDS = 1_000  # maximum number of form fields per page
 MAX_DISTANCE = 300.0  # maximum distance of a field's value from its label, in points

@@ -338,7 +338,7 @@ def _texts(part: EmailMessage, attached: list[str]) -> list[str]:
 
 def _best_alternative(parts: Sequence[EmailMessage], texts: Sequence[list[str]]) -> list[str]:
     # Plain text usually comes first, but may only say that another program is needed to read the message. A longer part
-    # is preferred only if it is HTML: other parts, such as calendars, have many words that mail programs do not show.
+    # is preferred only if it is HTML or multipart: others, such as calendars, have many words that are not shown.
     words = [len(_WORD.findall(" ".join(each))) for each in texts]
     best = next((at for at, count in enumerate(words) if count), 0)
     for at, part in enumerate(parts):
@@ -426,7 +426,7 @@ def _letter_score(data: bytes, codec: str, letters: str) -> float:
     text = _words(data, codec)
     words = [run for _, run, _ in _RUNS.findall(text)]
     if sum(word in (word.lower(), word.upper(), word.capitalize()) for word in words) < 0.8 * len(words):
-        return 0  # too many words contain capital letters after the first letter
+        return 0  # too many words mix capital and small letters
     weights = {letter: 1 - at / len(letters) for at, letter in enumerate(letters)}
     foreign = [each for each in _FOREIGN.findall(text.lower()) if each not in _PUNCTUATION]
     likelihood = 0.8 if letters[0] != letters[0].upper() and all(map(str.isupper, words)) else 1  # capital letters only

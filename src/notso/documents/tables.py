@@ -151,7 +151,7 @@ def read_spreadsheet(
     """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError.
 
     read_drawings: returns the text of the charts and text boxes of a sheet, given its part of an XLSX or XLSB file.
-    read_ods_text: returns the text of an ODS cell, given its XML, if it has superscripts; otherwise an empty string.
+    read_ods_text: returns the text of an ODS cell, given its XML, if it has superscripts or similar; otherwise "".
     """
     import python_calamine
 
@@ -188,8 +188,8 @@ def read_spreadsheet(
 
 
 class _Shown:
-    # Adds what the library does not read: percent signs and currencies (which are in the formats of cells, except in
-    # ODS files), errors, and superscripts.
+    # Adds what the library does not read: units such as % and currencies (which are in the formats of cells, except in
+    # ODS files), errors, superscripts, subscripts and strikethrough.
     def __init__(self) -> None:
         self.parts: dict[str, str] = {}  # sheet name -> part of the file
         self._units: list[str] = []  # by style number
@@ -234,7 +234,7 @@ class _ShownInArchive(_Shown):
         is_binary = "xl/workbook.bin" in archive.names
         rels = self._elements(f"_rels/workbook.{'bin' if is_binary else 'xml'}.rels")
         targets = {each.get("Id", ""): each.get("Target", "") for _, each in rels}
-        self._strings: dict[int, str] = {}  # shared texts with superscripts, by index
+        self._strings: dict[int, str] = {}  # shared texts with superscripts, subscripts or strikethrough, by index
         sheets, forms, struck, styles = self._read_binary() if is_binary else self._read_xml()
         self.parts = {name: posixpath.join("/xl", targets.get(id, ""))[1:] for name, id in sheets.items()}
         units = _UNITS | {number: _unit(form) for number, form in forms.items()}
@@ -329,7 +329,7 @@ class _ShownInArchive(_Shown):
                     yield row, int.from_bytes(content[:4], "little"), unit, text
 
     def _text(self, attributes: bytes, value: bytes) -> str:
-        # Returns the cell's error or its text with superscripts. The library reads all other texts.
+        # Returns the cell's error, or its text if it has superscripts, subscripts or strikethrough; otherwise "".
         kind = _TYPE.search(attributes)
         if kind is None or not value:
             return ""

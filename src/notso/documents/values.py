@@ -75,7 +75,7 @@ class UnreadableError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether reading may succeed later: memory ran out, or a process or library was not available."""
+        """Whether reading may succeed later: for example, the parser failed, or memory or a library was missing."""
         return self.code in _PASSING
 
     def stored(self) -> str:

@@ -400,7 +400,7 @@ class _WordReader(PageReader):
 
     @reads("p")
     def _read_paragraph(self, event: XMLEvent) -> None:
-        if self._is_section_over:  # the previous paragraph contained the section's properties
+        if self._is_section_over:  # at the end of the paragraph with the section's properties
             self._notes.end_section()
             self._is_section_over = False
         if not self._is_continued:

@@ -51,5 +51,5 @@ def _name_conflict(name: str, module: str) -> str | None:
     return None
 
 
-# Modules that the new project or its tests use. A plugin cannot have such a name, even if the module is not installed.
+# Modules that the new project or its tests use. A plugin's module cannot have such a name, even if none is installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

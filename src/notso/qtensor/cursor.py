@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import GGUFError
 
-MAX_STRING_BYTES: Final = 1 << 20  # check GG3; gguf.py lists the checks
+MAX_STRING_BYTES: Final = 1 << 20  # check GG3 (see gguf.py)
 _DECODE_BYTES: Final = 1 << 20  # bytes decoded at a time, so that memory use does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
@@ -142,7 +142,7 @@ class StringSpan:
                 raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + position) from None
 
     def to_list(self) -> list[str]:
-        """Decode all strings. Raises UnicodeDecodeError if the file has become invalid since it was read."""
+        """Decode all strings. Raises UnicodeDecodeError if the file has become invalid since it was opened."""
         if not len(self):
             return []
         starts = self._starts()

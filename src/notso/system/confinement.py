@@ -101,7 +101,7 @@ def _prefer_oom_kill() -> None:
             file.write("1000")
 
 
-# The following class and functions are used in the parent.
+# The following class and functions, up to `unenforced_limits`, are used in the parent.
 
 
 class ConfinedProcess:

@@ -122,8 +122,8 @@ def is_memory_shortage(error: BaseException) -> bool:
 
 
 def _own_bytes(proc: Path = Path("/proc")) -> int:
-    # Swapped-out memory does not reduce the available memory. For process limits, `own_bytes` is 0, because their
-    # `available_bytes` already excludes the address space in use, which need not be resident.
+    # Swapped-out memory does not reduce the available memory. For process limits, `own_bytes` is 0, because
+    # they count address space, which need not be resident.
     memory = process_memory(proc)
     return min(memory.held_bytes - memory.swapped_bytes, memory.resident_bytes)
 

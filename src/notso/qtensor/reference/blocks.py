@@ -1,8 +1,8 @@
 """Reference implementation of the block formats.
 
 `dequantize` computes float32 values with one rounding per operation, and `quantize` creates blocks. Arrays of blocks
-are (n, block_bytes) uint8; fields are little-endian; the scale d and the minima dmin and m are float16 in the file and
-float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
+are (n, block_bytes) uint8; fields are little-endian; d (a scale), dmin (the scale of the minima) and m (a minimum) are
+float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 A super-block consists of groups of values; each group has an integer scale. Quantization searches for scales that
 minimize sum(w * (dequantized - x)^2), where w is the importance of each value. For each group, it tries several scales

@@ -48,8 +48,8 @@ SHORT_TOKENS = 8
 # Number of new (uncached) prompt tokens in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
 
-# Number of tokens that each sequence of a batch generates in addition to the timed ones, so that the first sequences
-# are still running when the last one starts.
+# Maximum number of tokens that each sequence of a batch generates in addition to the timed ones, so that the first
+# sequences are still running when the last one starts.
 LATE_TOKENS = 256
 
 POLL_S = 0.005
@@ -86,7 +86,7 @@ class EngineMeter:
         return self._decode(tokens, last) if kind == "decode" else self._batch(last, tokens)
 
     def first_token_s(self, depth: int) -> float:
-        """Return the seconds to the first generated token, with `depth` cached and 16 new prompt tokens."""
+        """Return the seconds to the first generated token after `depth` tokens of context and 16 new prompt tokens."""
         prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
         started = time.perf_counter()
         return self.run_watched(prompt, 1).times[0] - started

@@ -103,7 +103,7 @@ class PrefixWarmup:
     def draft(
         self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """Schedule the prefill of a draft's prompt; `turn_at`: index of the last turn's first token."""
+        """Schedule the prefill of a draft's prompt; `turn_at`: see `last_turn_at`."""
         owner = salt.owner
         spent, previous_turn_at = self._last_drafts.pop(owner, ([], 0))
         self._drafts.pop(owner, None)

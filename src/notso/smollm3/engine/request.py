@@ -81,7 +81,7 @@ class Request:
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False  # whether to send `started` and `tokens` events
-    origin: str = ""  # digest of the answer's inputs; see `Event`
+    origin: str = ""  # digest of the prompt, the model and the adapter, or ""; see `Event`
     answer_prefix: str | None = None  # the part of the answer that the prompt already contains, if any
     is_plain: bool = False  # treat the answer as plain text, without reasoning
     closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning

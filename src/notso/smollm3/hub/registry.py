@@ -1,4 +1,4 @@
-"""Registry of official model files, and of model files on this machine, without network access.
+"""Registry of official model files, and of model files on this machine. It does not use the network.
 
 Files in the Hugging Face cache are used in place, so they are shared with other programs. The model folders of Ollama,
 LM Studio and llama.cpp, called stores here, are searched but never modified. Models in stores are recognized by their
@@ -340,7 +340,7 @@ def _installed(name: str) -> Path | None:
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     """Return the demo, SmolLM3 files in the cache and stores, and all GGUF files directly in `folders`.
 
-    Of each cached repository, the latest download comes first. Unreadable files and folders are skipped.
+    Of each cached repository, the latest download comes first. Folders that cannot be searched are skipped.
     """
     models = []
     demo = demo_path()

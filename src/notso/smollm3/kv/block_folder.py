@@ -307,7 +307,7 @@ class BlockFolder:
             # After a change, the folder is scanned once more: files added within the same clock tick do not change its
             # modification time again.
             self._has_changed = changed != self._changed
-            self._changed = changed  # taken before the scan, so the next scan detects changes made during this one
+            self._changed = changed  # taken before the scan, so changes during the scan cause another one
             self._clear_index()
             self._scan(sweep=False)
 

@@ -343,7 +343,7 @@ def read_adapter(
     except (ModelFileError, QTensorError) as error:
         raise _adapter_error(path, f"{path.name}: {error}") from None
     except OSError as error:
-        within = Path(str(error.filename or path)).name  # name of a file, possibly within the adapter's folder
+        within = Path(str(error.filename or path)).name  # name of the adapter, or of a file in its folder
         place = path.name if within == path.name else f"{path.name}: {within}"
         raise _adapter_error(path, f"{place} cannot be read: {error.strerror}") from None
 

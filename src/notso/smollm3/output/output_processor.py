@@ -1,4 +1,4 @@
-"""Convert an answer's tokens to events, with their log probabilities."""
+"""Convert an answer's tokens to events, and compute log probabilities of answer and prompt tokens."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class _Node:
     parts: list[_Node] = field(default_factory=list)
     parent: _Node | None = None
     missing: int = 0  # number of parts that must still be marked `can_end` before this node is
-    can_end: bool = False  # whether it matches any finite text
+    can_end: bool = False  # whether it matches at least one finite text
 
 
 class _GbnfTranslator:
@@ -106,7 +106,7 @@ class _GbnfTranslator:
         return node
 
     def _mark_terminating(self) -> None:
-        # Marks the nodes that can end, from the literals upward. Rules that never end must be left out, because
+        # Marks the nodes that can end, from the innermost upward. Rules that never end must be left out, because
         # llguidance would expand them forever in the middle of an answer.
         while self._to_mark:
             node = self._to_mark.pop()

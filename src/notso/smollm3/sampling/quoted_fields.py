@@ -310,7 +310,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Any]:
 def _inner_at(schema: dict[str, Any], name: str | int) -> Any:
     if isinstance(name, int):
         items = schema.get("items")
-        is_list = isinstance(items, list)  # possible in draft 7 and older
+        is_list = isinstance(items, list)  # possible in draft 2019-09 and older
         first = _values(items if is_list else schema.get("prefixItems"))
         return first[name] if name < len(first) else schema.get("additionalItems") if is_list else items
     properties = schema.get("properties")

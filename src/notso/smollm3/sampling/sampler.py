@@ -507,7 +507,7 @@ def likeliest(values: Floats, count: int) -> list[int]:
 
 
 # Deviations from the expected surprise (negative log probability), in nats. For typical_p, they limit how many tokens
-# are sorted, as _CANDIDATE_FLOORS does for top_p.
+# are sorted, as _CANDIDATE_FLOORS does for top_k and top_p.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

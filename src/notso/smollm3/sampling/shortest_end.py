@@ -260,8 +260,8 @@ class ShortestEndingSearch:
             yield from self._child_nodes(node, bytes([byte]), [self._single[byte]], detours=1)
 
     def _required_name_nodes(self, node: _Node, hints: EndingHints) -> list[_Node]:
-        # Returns a node for each required name that can come next. If one object has several of these names, only the
-        # last of them is used: members must be in order, so if the last name can come next, the earlier ones are not
+        # Returns a node for each required name that can come next. If an object has all of these names, only its
+        # last one is used: members must be in order, so if the last name can come next, the earlier ones are not
         # required here.
         nodes = {name: each for name in hints.names if (each := self._node_after(node, name)) is not None}
         if len(nodes) > 1:

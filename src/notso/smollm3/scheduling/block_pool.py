@@ -6,9 +6,9 @@ their content until they are evicted in LRU order, so continued chats, shared sy
 cached prefixes.
 
 A block records the conversations that computed or used it. When all of them have been evicted, the block is dropped. A
-"reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading. Such a
-block is dropped only when every reading that contains it has been removed, even if its conversations are evicted
-earlier.
+"reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading.
+Evicting its conversations does not drop such a block. It is dropped when every reading that contains it has been
+removed.
 
 With KV formats that have fewer than 8 bits for keys or values, the first block of a sequence and incomplete blocks are
 also stored in a more precise format. The memory for such a copy is called a window. There are fewer windows than

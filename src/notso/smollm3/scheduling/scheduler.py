@@ -416,7 +416,7 @@ class PrefillBudget:
 
     def _expected_seconds(self, tiles: int, decode_s: float, token_s: float) -> float:
         measured = max((other for other in self._seconds if other <= tiles), default=0)
-        if measured:  # each additional tile is assumed to take the average time of the measured tiles
+        if measured:  # assume the average time per measured tile, without decode_s
             seconds = self._seconds[measured]
             return seconds + (tiles - measured) * max(0.0, seconds - decode_s) / measured
         return decode_s + tiles * TILE_ROWS * token_s if decode_s and token_s else float("inf")

@@ -64,7 +64,7 @@ class Sequence:
 
     @property
     def unscored(self) -> int:
-        """Number of uncomputed tokens before `scored_from`, or 0 if no prompt is scored."""
+        """Number of uncomputed tokens before `scored_from`, or 0 if the prompt is not scored."""
         return max(self.scored_from - self.computed, 0) if self.scored else 0
 
     def block_owners(self, index: int) -> tuple[bytes | None, ...]:

@@ -161,7 +161,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys that have no effect on prompts (nor in transformers), and keys that are checked separately.
+# Keys that have no effect on prompts (in transformers, too), and keys that are checked separately.
 _OTHER_KEYS = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from notso.smollm3.output.generation import Generation
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
-# A closing tag on a separate line takes precedence, because reasoning can mention </think>.
+# Tags on separate lines take precedence, because reasoning can mention </think>.
 _REASONING = re.compile(r"\s*<think>(?:\n(.*?)\n</think>\n|\n?(.*?)\n?</think>\n?)", re.DOTALL)
 # Message fields in which other programs store reasoning.
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")

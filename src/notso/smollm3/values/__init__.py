@@ -1,2 +1,2 @@
-"""Define value types that the layers above also use. They depend only on the standard library and
-`notso.smollm3.errors`."""
+"""Define value types that the layers above also use. They import only the standard library, `notso.smollm3.errors` and
+`notso.text_file`."""

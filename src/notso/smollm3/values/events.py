@@ -90,8 +90,8 @@ class Event:
     tool_call: `tool_call`.
     tool_call_part: `text` (next part of the arguments of `begun_call`); `tokens`. Sent only if a grammar constrains
         calls. The tool_call with the same id follows unless the answer is cut off.
-    tokens: `token_ids` generated since the last `tokens` event; `tokens`; `is_forced` if the engine inserted these
-        tokens to end the reasoning. Sent after the events with these tokens' text.
+    tokens: `token_ids` since the last `tokens` event; `tokens`; `is_forced` if the engine inserted these tokens to
+        end the reasoning. Sent after the events with these tokens' text.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
     progress, embedding, usage, error: the field with this name.

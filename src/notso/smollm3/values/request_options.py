@@ -128,10 +128,10 @@ class RequestOptions:
         calls or a grammar, all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning or calls; a cut-off answer may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
-    prompt_logprobs: the same for prompt tokens, in `prompt` events, without the cache.
+    prompt_logprobs: the same for prompt tokens, in `prompt` events; the cache is not used.
     prompt_only: prefill without generating.
     embedding: with prompt_only, report the prompt's mean last-layer hidden state, scaled to norm 1, in an `embedding`
-        event, without the cache.
+        event; the cache is not used.
     is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.

@@ -301,8 +301,8 @@ class KeyRing:
             if self._storage is not None:
                 if session.shared and self._storage.is_unreachable:
                     return session.caller  # without waiting for the storage; a later request renews the session
-                # If the storage is unreachable, accept only sessions that were checked before, because others may have
-                # been revoked.
+                # If the storage is unreachable, do not accept a session that was just loaded, because it may have been
+                # revoked.
                 unknown = None if session.shared else "1"
                 if await self._storage.get_value(_revocation_key(digest), unknown) is not None:
                     self._drop(digest)

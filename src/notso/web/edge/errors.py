@@ -132,7 +132,7 @@ def api_error_of(error: BaseException) -> ApiError:
             return ApiError(503, "storage_failed", str(error), retry_after_seconds=seconds)
         case RuntimeError() if is_thread_shortage(error):
             return ApiError(503, "overloaded", "no thread can be started at the moment", retry_after_seconds=5)
-        case EngineLostError():  # a GPU or the connection to an engine failed; the next engine can serve the request
+        case EngineLostError():  # a GPU failed or a remote engine was lost; the next engine can serve the request
             return ApiError(503, "engine_lost", str(error), retry_after_seconds=5)
         case EngineUnavailableError():
             return ApiError(503, "engine_unavailable", str(error), retry_after_seconds=5)

@@ -92,7 +92,8 @@ class RateLimit(HttpMiddleware):
 
 
 def _wall_clock_offset() -> float:
-    # The `limits` library uses the wall clock. A change of its offset from the monotonic clock means that it was set.
+    # The `limits` library uses the wall clock. Its offset from the monotonic clock changes if it is set, or if the
+    # machine is suspended.
     return time.time() - time.monotonic()
 
 

@@ -61,7 +61,7 @@ class WorkQueue:
         return await self._queue.work(run)
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Run `work` on an input of `size` bytes: in the owner's `turn` if it is large, else at once."""
+        """Run `work` on an input of `size` bytes: in the owner's `turn` if large, else in a thread for small work."""
         if size <= LARGE_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):

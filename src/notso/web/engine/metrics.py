@@ -118,7 +118,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500  # recorded if the request fails before its response starts
+        status = 500  # recorded if no response starts
 
         async def send_noted(message: Message) -> None:
             nonlocal status
@@ -176,8 +176,8 @@ class _EngineCollector(Collector):
         yield from _llama_cpp_metrics(stats)
 
     def _adapters(self, info: ModelInfo) -> Metric:
-        # Defined by the model server protocol of Kubernetes' Gateway API Inference Extension. A request cannot cause an
-        # adapter to be loaded, so no adapter is ever waiting, and `max_lora` is the number of loaded adapters.
+        # Defined by the model server protocol of Kubernetes' Gateway API Inference Extension. Naming an adapter
+        # in a request does not load it, so no adapter is ever waiting, and `max_lora` is the number of loaded adapters.
         names = [adapter_id(info, name) for name in adapter_names(self._engine.default)]
         labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         help = "LoRA adapters that requests can use; the value is the current Unix time."

@@ -184,7 +184,7 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 
 async def resolve_model_choice(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
-    """Resolve a chat's model name. Raises Problem if it is unknown or selects a default model that failed to load."""
+    """Resolve a chat's model name. Raises Problem if it is unknown or if the selected default model failed to load."""
     if name is not None:
         await host.wait_for_first_load()
     choice = await find_model(host, registry, name)

@@ -128,7 +128,8 @@ Submitter = Callable[[ChatEngine], Iterable[Generation]]
 Submissions object, so that the number of tokens to reserve can be computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
-"""Function that is called when a generation ends. The finish reason is None if the generation failed."""
+"""Function that is called when a generation ends. The finish reason is None if the generation failed; `on_end` is not
+called then."""
 
 MOST_AT_ONCE = 32
 """Maximum number of events per batch, so that a reader that is catching up does not block the event loop."""

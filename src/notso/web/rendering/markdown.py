@@ -95,7 +95,8 @@ MAX_PARAGRAPH_CHARACTERS = 16 * 1024
 MAX_NESTING = 32  # a quotation counts as one level, and a list item, with its list, as two
 
 _LINE_END = re.compile(r"\r\n?")
-# Matches a line as CommonMark defines it. str.splitlines would also split at U+2028, form feeds and other characters.
+# Matches a line as CommonMark defines it, once CRs have been replaced. str.splitlines would also split at U+2028, form
+# feeds and other characters.
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 

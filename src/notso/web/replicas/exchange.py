@@ -74,7 +74,7 @@ class Exchange(Protocol):
         """Store a value for all replicas once they are reachable. If too many values are waiting, drop the oldest."""
 
     async def get_value(self, name: str, if_unreachable: str | None = None) -> str | None:
-        """Return a stored value, or None. If the storage is unreachable, return `if_unreachable`."""
+        """Return a stored value, None if there is none, or `if_unreachable` if that is unknown."""
 
     def start(self) -> None: ...
 

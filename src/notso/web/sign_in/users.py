@@ -17,7 +17,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of the active key `name`, or else the owner that would sign in as `name`, or None.
+    """Return the owner of the active key `name`, or else the id of a user that signs in as `name`, or None.
 
     `method:name` selects a sign-in method; a plain name uses the first configured method.
     """

@@ -137,7 +137,7 @@ class DocumentStore(Protocol):
     user may not change it.
     """
 
-    queued: asyncio.Event  # set when documents have been queued for parsing
+    queued: asyncio.Event  # set by methods that queue documents for parsing
 
     async def library(self, owner: str, name: str) -> Library:
         """Return the owner's library with this name; create it if it does not exist."""
@@ -214,7 +214,7 @@ class DocumentStore(Protocol):
         """Claim the oldest new document, or else the oldest queued by `reread`; return it with its content."""
 
     async def requeue(self) -> None:
-        """Requeue documents whose parsing was interrupted by a restart. Not allowed for shared stores."""
+        """Requeue documents whose parsing was interrupted by a restart. Do not call this for shared stores."""
 
     async def reread(self, document_ids: Sequence[str]) -> None:
         """Queue the given documents whose text is from an older reader. The text is kept until `finish` replaces it."""
@@ -225,7 +225,7 @@ class DocumentStore(Protocol):
     async def fail(self, document_id: str, reason: str, *, is_passing: bool = False) -> None:
         """Record that a document cannot be read. A text from an older reader is kept.
 
-        `is_passing`: whether to try again after RETRY_SECONDS.
+        `is_passing`: whether a document with an older text may be queued again after RETRY_SECONDS.
         """
 
     async def record_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:

@@ -542,7 +542,7 @@ class _Object(dict[str, Any]):
 def read_commented_json(text: str) -> Any:
     """Parse JSON with `//` and `/* */` comments and trailing commas, in linear time.
 
-    The last of duplicate keys is kept. Raises json.JSONDecodeError with the line and column in `text`, ValueError if
+    Of repeated keys, the last is kept. Raises json.JSONDecodeError with the line and column in `text`, ValueError if
     a number is too long, or RecursionError if a value is nested too deeply.
     """
     plain = _COMMENTS.sub(lambda found: found[0] if found[0][0] == '"' else _NOT_LINE_END.sub(" ", found[0]), text)

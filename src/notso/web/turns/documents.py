@@ -47,9 +47,9 @@ class PromptDocuments:
     """Text that documents add to a chat's prompt.
 
     `head` precedes the first question, and `after_head` follows the head. `scope` and `reading` (an id) identify the
-    head's KV cache; `day` is the head's date. `texts` maps ids to documents attached to later questions. `passages`
-    precede the last question. `instructions` are the project's, if there is no head. `sources` are the texts that the
-    answer may quote.
+    head's KV cache; `day` is the head's date. `texts` maps the ids of documents attached to later questions to their
+    texts. `passages` precede the last question. `instructions` are the project's, if there is no head. `sources` are
+    the texts that the answer may quote.
     """
 
     head: str = ""
@@ -73,7 +73,7 @@ class PromptDocuments:
         return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
     def with_head(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages. If there is a head, it and the system prompt are moved into the first question."""
+        """Return the messages. If there is a head, put it and the system prompt at the start of the first question."""
         if not self.head:
             return tuple(messages)
         system = [each.content for each in messages if each.role == "system"]

@@ -85,7 +85,7 @@ class Feed:
         self._wake()
 
     def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
-        """Return what to reload: any of 'chats' and 'turns'."""
+        """Return what to reload: 'chats', 'turns', both or neither."""
         process_id, _, text = revision.partition("-")
         if process_id != self._process_id or not text.isascii() or not text.isdecimal() or len(text) > 15:
             return ["chats", "turns"]  # malformed, invalidated, or from an earlier server process
@@ -124,7 +124,7 @@ def parse_last_event_id(header: str | None) -> int | None:
 
 
 async def turn_events(message_id: str, log: TurnLog, after: int | None) -> AsyncIterator[bytes]:
-    """Yield all updates after number `after`, or a snapshot if it is None, and then the final events."""
+    """Yield all updates after number `after` (beginning with a snapshot if it is None), then the final events."""
     yield format_sse_event(comment="attached")
     position = ReaderPosition(after)
     with log.reading():

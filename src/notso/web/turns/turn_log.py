@@ -85,7 +85,7 @@ class _Channel:
 
 
 class TurnLog:
-    """Log that one task writes and any number of tasks read, on one event loop. `number` counts changes."""
+    """Log that any number of tasks read. Use only on the event loop. `number` counts changes."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

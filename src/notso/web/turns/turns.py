@@ -159,7 +159,7 @@ class Turns:
         return consumer.stats if consumer is not None else None
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
-        """Stop a turn. Return False if it is not running in this process."""
+        """Stop a turn. Return False if it is neither running nor about to start in this process."""
         if not interrupted:
             access_log.info("stop requested; id %s", generation_id)
         consumer = self._consumers.get(generation_id)

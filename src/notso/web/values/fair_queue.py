@@ -56,7 +56,7 @@ class FairQueue:
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for the owner's turn. The `with` block can then call `work`."""
+        """Wait for the owner's turn and hold it during the `async with` block, which can call `work`."""
         await self._acquire(owner)
         try:
             yield
@@ -116,7 +116,7 @@ class FairQueue:
             self._idle.set()
 
     def _next_owner(self) -> str | None:
-        # Returns the owner with the least running work, or of several such owners, the one that has waited longest.
+        # Returns the owner with the least running work or, of several such owners, the one that has waited longest.
         free = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
         return min(free, key=self._running.__getitem__, default=None)
 
@@ -124,7 +124,7 @@ class FairQueue:
 class WorkerThreads(ThreadPoolExecutor):
     """Thread pool that keeps working when no more threads can be started.
 
-    Unlike the standard pool, it raises RuntimeError only if it has no threads at all.
+    If a thread cannot be started, this pool raises RuntimeError only if it has no threads at all.
     """
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -109,8 +109,8 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     require_key: bool = False  # authenticate local requests too
-    # Maximum number of characters in a user's chats; 0 means no limit. Chats created with the server's own API key are
-    # not limited.
+    # Maximum number of characters in a user's chats; 0 means no limit. Not limited: chats of the local user and of
+    # the server's own API key.
     kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()  # names of users (from the proxy or provider) with operator rights
     proxy: ProxySignIn | None = None
@@ -186,7 +186,7 @@ def _is_needed(field: Any) -> bool:
 
 
 def is_user_name(name: str) -> bool:
-    """Return whether a name has 1 to 128 characters, all visible, so that it cannot imitate another."""
+    """Return whether a name has 1 to 128 characters, all visible. Invisible ones could imitate another name."""
     return 0 < len(name) <= MAX_NAME_CHARACTERS and all(map(is_visible, name))
 
 

@@ -181,7 +181,7 @@ def missing_translations(code: str) -> list[str]:
 
 
 def translated(error: object) -> str:
-    """Return an error's message in the current language, or else English."""
+    """Return an error's message in the current language, or else in English."""
     error = getattr(error, "sentence", error)
     code = getattr(error, "code", "")
     phrase = language_table(language.get()).get(f"{FAILURE}{code}") if code else None

@@ -6,7 +6,7 @@ case has either `ids` or `text` (without control tokens), and any of:
 
     means: the mean logit at each position
     logits: list of runs; a run has the logits at `position` (`values`) of consecutive token ids, starting at `first`
-    continuation: ids or text that greedy decoding must produce next
+    continuation: ids or text that greedy decoding should produce next; some tokens may differ
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
         config = SmolLM3Config.from_metadata(file.metadata)
         _require_shape(document, config)
         file.metadata.release()
-    context = min(CONTEXT, config.max_position_embeddings)  # beyond this, YaRN would change every logit
+    context = min(CONTEXT, config.max_position_embeddings)  # beyond the trained context, YaRN would change all
     with Engine.load(model, kv="f16", context_tokens=context, max_num_seqs=1) as engine:
         checks: list[GoldenCheck] = []
         for number, case in enumerate(_list(document, "cases"), 1):

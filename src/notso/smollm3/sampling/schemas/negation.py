@@ -235,7 +235,7 @@ class Negation:
         return any(self.are_disjoint(_properties(one_parts, name), _properties(other_parts, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        # Returns the schemas that a value must all satisfy: the schema, its `allOf` members and the targets of `$ref`.
+        # Returns all schemas that a value must satisfy: the schema, its `allOf` members and the targets of `$ref`.
         # Returns None if one of them is False. Adds the references that it follows to `_following`.
         found: list[dict[str, Any]] = []
         pending = [schema]

@@ -2,7 +2,8 @@
 
 Apart from ignored keywords and formats, the result allows only values that the schema allows. It allows fewer values
 where a grammar cannot express all of them: properties must be in the order of the schema, `contains` must be satisfied
-by one of the first few items, and `unevaluatedProperties` allows the names of only one branch.
+by the first few items (by one of them, unless `minContains` is larger), and `unevaluatedProperties` allows the names of
+only one branch.
 
 `contains` and `uniqueItems` are replaced by alternatives that specify a schema for each item separately.
 """
@@ -151,7 +152,7 @@ MAX_ARRANGEMENTS = 130
 """Maximum number of alternative arrays that replace `uniqueItems`."""
 
 CONTAINED_WITHIN = 4
-"""At least one of this many leading items must match `contains`."""
+"""At least one of this many leading items must match `contains`, if `minContains` is 1."""
 
 
 def array_containing(item: Schema, least: int) -> Schema:
@@ -172,7 +173,7 @@ def array_containing(item: Schema, least: int) -> Schema:
 
 
 def enumerate_values(items: Schema) -> list[Any] | None:
-    """Return all values that match `items`, or None if they cannot be listed or compared."""
+    """Return values that include all that match `items`, or None if they cannot be listed or compared."""
     if not isinstance(items, dict):
         return None
     if items == {"type": "boolean"}:

@@ -125,8 +125,7 @@ def _readable_bounds(schema: dict[str, Any]) -> dict[str, int | float]:
 
 
 def _next_bound(bound: float, is_exclusive: bool, is_integer: bool) -> tuple[int | float, bool]:
-    # Returns the lowest bound that is at least `bound` and that the library enforces exactly, and whether it is
-    # exclusive.
+    # Returns the lower bound, starting from `bound`, that the library enforces exactly, and whether it is exclusive.
     if is_integer:
         bound = math.floor(bound) + 1 if is_exclusive else math.ceil(bound)
     if bound > LARGEST_BOUND or bound <= 1 - 2**63:

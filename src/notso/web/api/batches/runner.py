@@ -126,7 +126,7 @@ class _Run:
         self._body = dict(batch.body)
         self._stopping = stopping
         self._inner_app = AccessLog(ApiEdge(runner.services.inner_app))
-        self._lost = False  # whether another process has leased the batch
+        self._lost = False  # whether another process has leased the batch, or the batch has ended
         self._repeating = asyncio.Lock()
 
     async def run(self) -> None:

@@ -330,7 +330,7 @@ class FrontEndSessions:
             running.close()
 
     async def prepare(self, request: EngineRequest, off_loop: OffLoop) -> str:
-        """Render a prompt, and return a key with which it can be submitted for PREPARED_SECONDS."""
+        """Render a prompt, and return a key for submitting it once within PREPARED_SECONDS."""
         begun: list[Callable[[], Generation]] = []
         async with self.loaded_engine() as engine:
             await off_loop(lambda: begun.append(engine.prepare(request.prompt, request.params, request.options)))

@@ -126,7 +126,7 @@ class ContextManagement(Fields):
 
     @property
     def kept_thinking_turns(self) -> int | None:
-        """Return how many of the latest answers keep their reasoning (None: all)."""
+        """Return in how many of the latest turns answers keep their reasoning (None: all)."""
         edits = self.of_kind(ClearThinking)
         return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
@@ -188,7 +188,7 @@ def _clearable_calls(messages: Sequence[Message], clearing: ClearToolUses) -> se
         return set()
     keep_count = clearing.keep.value if clearing.keep else DEFAULT_KEPT_TOOL_USES
     excluded = clearing.exclude_tools or ()
-    # An empty or repeated id does not identify a single result, so its results are kept.
+    # If no call or several calls have an id, it does not identify a single call, so its results are kept.
     return {id for id in results[: max(0, len(results) - keep_count)] if uses[id] == 1 and names[id] not in excluded}
 
 

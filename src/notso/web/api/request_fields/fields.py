@@ -39,7 +39,7 @@ LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=1 << 19, backslashes=1 <<
 """Enough for schemas with thousands of properties, for the 300,000 token ids that OpenAI allows in a request for
 embeddings, and for 24 MiB of characters outside ASCII, each escaped as \\uXXXX."""
 
-# Number of bytes that are searched at a time. It is limited, because a search does not release the GIL.
+# Number of bytes or characters searched at a time. It is limited, because a search does not release the GIL.
 _PIECE = 1 << 16
 
 _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -250,7 +250,7 @@ class FunctionChoice(Fields):
 
 
 class SearchChoice(Fields):
-    """A choice without effect: the file search runs for every question."""
+    """The file search. As `tool_choice`, it means `auto`; in `allowed_tools`, it lets the search run."""
 
     type: Literal["file_search"]
 

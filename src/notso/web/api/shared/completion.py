@@ -123,7 +123,7 @@ class Choice:
         return None
 
     def timings_so_far(self, event: Event) -> dict[str, Any]:
-        """Return the chunk's field `timings` as a dict, or {}."""
+        """Return a dict that contains the chunk's field `timings`, or {} if there are no timings."""
         so_far = self.live_timings.feed(event) if self.live_timings is not None else None
         return {} if so_far is None else {"timings": so_far}
 

@@ -54,7 +54,7 @@ def paginate(
 
 
 def modified_ns(path: str | Path) -> int:
-    """Return a model file's modification time in ns (years 1970 to 9999), or 0 if there is no such file."""
+    """Return a model file's modification time in ns (years 1970 to 9999), or 0 if `path` is empty or unreadable."""
     try:
         return max(0, min(Path(path).stat().st_mtime_ns, _LATEST_NS)) if path else 0
     except OSError:  # removed, moved or no longer readable

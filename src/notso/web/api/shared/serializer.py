@@ -46,7 +46,7 @@ class Serializer(Protocol):
         """Return the frames of an event whose `error` is not set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        """Prepare the closing frames. May store the response, with the fields `added`."""
+        """Do what must precede the closing frames. May store the response, with the fields `added`."""
         return  # type checkers treat an empty method of a protocol as abstract
 
     def closing_events(self) -> Iterable[bytes]:

@@ -115,7 +115,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
     strict = shared.settings.strict_fields
     if is_repaired and isinstance(parsed, ApiRequest) and not strict:
         parsed = replace(parsed, ignored=(*parsed.ignored, REPAIRED))
-    elif is_repaired and not isinstance(parsed, list):  # a list of files: `read_body_with_files` reads the body again
+    elif is_repaired and not isinstance(parsed, list):  # if it is a list of files, the body is read again
         raise invalid_text()
     if isinstance(parsed, ApiRequest) and request.headers.get(CONVERSATION):
         parsed = parsed.in_named_conversation()

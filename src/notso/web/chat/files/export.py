@@ -134,7 +134,7 @@ def _to_row(message: Message, thinking: bool) -> Row:
 
 def _arguments(text: str) -> Any:
     try:
-        check_shape(text.encode(), ARGUMENTS_LIMITS)  # reject values that only newer versions of Python can parse
+        check_shape(text.encode(), ARGUMENTS_LIMITS)  # only newer versions of Python parse deeply nested values
         arguments = json.loads(text)
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, JsonShapeError):

@@ -125,7 +125,7 @@ def _validate_count(count: int) -> int:
 
 
 class RemoteEngine:
-    """ChatEngine that uses an EngineLink. Methods raise EngineError if the engine is unreachable."""
+    """ChatEngine that uses an EngineLink. Methods that call the engine raise EngineError if it is unreachable."""
 
     # While the link is up, `stats` is at most about a second old.
 

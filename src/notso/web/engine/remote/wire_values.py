@@ -73,7 +73,7 @@ def to_wire(value: Any) -> Any:
 def from_wire(hint: Any, value: Any) -> Any:
     """Convert a parsed JSON value to type `hint`.
 
-    Raises ValueError if the value does not match, or InvalidRequestError if the type rejects a field's value.
+    Raises ValueError if the value does not match, or InvalidRequestError if the type rejects its fields' values.
     """
     return _converter(hint)(value)
 

@@ -405,7 +405,8 @@ def reindex_document(db: Database, document_id: str) -> None:
 def verify_citations(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
-    A citation's document is removed if the owner cannot read it, its text has changed, or the text lacks the quotation.
+    A document is removed from its citation if the owner cannot read it, its text has changed, or the text lacks the
+    quotation.
     """
     if not message.citations:
         return message

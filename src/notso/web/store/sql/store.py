@@ -178,7 +178,7 @@ class SQLStore(Transactions):
 
     @contextlib.asynccontextmanager
     async def exclusive_use(self) -> AsyncIterator[None]:
-        """Open the store for exclusive use in a `with` block. Raises StorageError."""
+        """Open the store for exclusive use in an `async with` block, then close it. Raises StorageError."""
         await self.open()
         try:
             await self.require_exclusive_use()

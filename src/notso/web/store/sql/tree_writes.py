@@ -230,7 +230,7 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
 
 
 def split_into_chunks(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
-    """Split chats and messages into chunks that take about 10 ms to write."""
+    """Split chats and messages into chunks that usually take about 10 ms to write."""
     piece: Piece = []
     characters = 0
     for item in items:
@@ -288,7 +288,8 @@ def _select_branch(db: Database, owner: str, chat_id: str, message_id: str) -> N
 
 
 def _select_branch_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # Selects a branch that contains both `message_id` and `through` if there is one, or one that contains `message_id`.
+    # Selects a branch that contains both `message_id` and `through` if there is one, otherwise a branch that contains
+    # `message_id`.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()

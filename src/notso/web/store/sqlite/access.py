@@ -109,7 +109,7 @@ class SQLiteAccessStore(SQLAccessStore):
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return whether the file exists. Without it, access is open to all. Raises OSError if this is unknown."""
+        """Return whether the file exists. Raises OSError if this is unknown."""
         return file_type(directory / ACCESS_FILE) != 0
 
     async def open(self) -> None:
